@@ -1,0 +1,38 @@
+"""Undertow: recurrence in time and in depth for decoder-only language models.
+
+    model = AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-1.7B-Instruct")
+    undertow.attach(model, undertow.T2MLR.from_paper(5, 28))
+
+The model stays a `transformers` model: train it, generate with it and save it as ever. Importing this package lets
+`AutoModelForCausalLM.from_pretrained` load what such a model saved.
+"""
+
+from undertow.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    UndertowError,
+    UnsupportedArchitectureError,
+)
+from undertow.host import attach, detach, report, set_solver
+from undertow.pathways import T2MLR, SoftToken, TurboConn
+from undertow.solvers import Sequential, SolverReport
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "T2MLR",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "Sequential",
+    "SoftToken",
+    "SolverReport",
+    "TurboConn",
+    "UndertowError",
+    "UnsupportedArchitectureError",
+    "attach",
+    "detach",
+    "report",
+    "set_solver",
+]

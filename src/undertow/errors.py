@@ -1,0 +1,32 @@
+"""The mistakes a user can make, as exceptions that each say in one sentence what to mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UndertowError(ValueError):
+    """A mistake in what the user gave. The command line prints it as one sentence and exits with 2."""
+
+
+class ConfigError(UndertowError):
+    """A setting is unknown, missing, of the wrong type or at odds with another setting."""
+
+
+class DataError(UndertowError):
+    """A data set is missing, malformed or empty, or does not fit the task."""
+
+
+class UnsupportedArchitectureError(UndertowError):
+    """The model's architecture lacks something that the chosen recurrence needs."""
+
+
+class CheckpointError(UndertowError):
+    """A checkpoint is missing, incomplete or does not fit the model."""
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the known name closest to ``name``, or ``""`` if none is close."""
+    matches = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -1,0 +1,161 @@
+"""The arguments of a layer call, cut to a group of tokens.
+
+The backbone computes masks, positions and their embeddings once, for all tokens. A rollout runs the layers on a few tokens
+at a time and cuts what it needs out of these. Which axes of which argument count query tokens and which count keys is
+learned once a model, by watching two forwards of different lengths: no architecture is described by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from undertow.errors import UnsupportedArchitectureError
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+Path = tuple[Any, ...]
+# For each axis of a tensor: "query", "key", or None where it does not count tokens.
+Axes = tuple[str | None, ...]
+
+
+@dataclass
+class CallLayout:
+    """What is learned of one layer's arguments.
+
+    Attributes:
+        cache: the path of the cache; None where the layer takes none.
+        axes: the axes that count tokens, by the argument's path.
+        masks: the paths of the attention masks, which have both a query and a key axis.
+    """
+
+    cache: Path | None = None
+    axes: dict[Path, Axes] = field(default_factory=dict)
+    masks: frozenset[Path] = frozenset()
+
+
+def leaves(call: Call) -> Iterator[tuple[Path, Any]]:
+    """Every argument with its path; tuples, lists and dicts of tensors are entered."""
+
+    def enter(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+        if isinstance(value, tuple | list):
+            for index, item in enumerate(value):
+                yield from enter((*path, index), item)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                yield from enter((*path, key), item)
+        else:
+            yield path, value
+
+    yield from enter((), [list(call[0]), call[1]])
+
+
+def replace(call: Call, change: Callable[[Path, Any], Any]) -> Call:
+    """The call with each leaf replaced by what `change` makes of it."""
+
+    def enter(path: Path, value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(enter((*path, index), item) for index, item in enumerate(value))
+        if isinstance(value, dict):
+            return {key: enter((*path, key), item) for key, item in value.items()}
+        return change(path, value)
+
+    args, kwargs = enter((), [list(call[0]), call[1]])
+    return tuple(args), kwargs
+
+
+def find_cache(call: Call) -> Cache | None:
+    """The cache among the arguments, whatever its keyword is called."""
+    return next((value for _, value in leaves(call) if isinstance(value, Cache)), None)
+
+
+def learn_layout(name: str, calls: list[Call], lengths: list[int]) -> CallLayout:
+    """Compare the same layer's calls in forwards that differ only in their numbers of new and of cached tokens."""
+    layout = CallLayout()
+    masks = set()
+    first, second = (dict(leaves(call)) for call in calls)
+    for path, value in first.items():
+        if isinstance(value, Cache):
+            layout.cache = path
+        elif isinstance(value, torch.Tensor):
+            sizes = list(zip(value.shape, second[path].shape, strict=True))
+            axes: Axes = tuple(
+                None if size[0] == size[1] else "query" if list(size) == lengths else "key" for size in sizes
+            )
+            if any(axes):
+                layout.axes[path] = axes
+            if "query" in axes and "key" in axes:
+                masks.add(path)
+        elif type(value).__name__ == "BlockMask":
+            raise UnsupportedArchitectureError(
+                f"{name} uses flex attention, whose masks cannot be cut to a group of tokens; load the model with "
+                'attn_implementation="sdpa" or "eager"'
+            )
+    layout.masks = frozenset(masks)
+    return layout
+
+
+class Cutter:
+    """Cuts the calls of some layers to groups of tokens, each distinct tensor and call once a group."""
+
+    def __init__(self, calls: list[Call], layouts: list[CallLayout], tokens: int) -> None:
+        self.calls, self.layouts, self.tokens = calls, layouts, tokens
+        # Most stacks call all their layers with the same objects: one cut serves them all.
+        self.shared = [self._same(calls[0], call) and layout == layouts[0] for call, layout in zip(calls, layouts, strict=True)]
+        self.causal: torch.Tensor | None = None
+
+    @staticmethod
+    def _same(one: Call, other: Call) -> bool:
+        return len(one[0]) == len(other[0]) and one[1].keys() == other[1].keys() and all(
+            a is b for (_, a), (_, b) in zip(leaves(one), leaves(other), strict=True)
+        )
+
+    def cut(
+        self, layer: int, start: int, stop: int, cache: Cache, keys: tuple[int, int], done: dict[Any, Any], device: torch.device
+    ) -> Call:
+        """The call of `layer` for tokens `start` to `stop`, with `cache` as its cache.
+
+        `keys` is the range of the captured key axis that the layer will see; `done` holds what was cut for this group.
+        """
+        if self.shared[layer]:
+            memo = ("call", keys)
+            if memo not in done:
+                done[memo] = self._cut(layer, start, stop, cache, keys, done, device)
+            call: Call = done[memo]
+            return call
+        return self._cut(layer, start, stop, cache, keys, done, device)
+
+    def _cut(
+        self, layer: int, start: int, stop: int, cache: Cache, keys: tuple[int, int], done: dict[Any, Any], device: torch.device
+    ) -> Call:
+        layout = self.layouts[layer]
+
+        def change(path: Path, value: Any) -> Any:
+            if path == layout.cache:
+                return cache
+            if value is None and path in layout.masks and stop - start > 1:
+                return self._causal(start, stop, keys, device)
+            axes = layout.axes.get(path) if isinstance(value, torch.Tensor) else None
+            if axes is None:
+                return value
+            memo = (id(value), keys)
+            if memo not in done:
+                for axis, role in enumerate(axes):
+                    if role == "query":
+                        value = value.narrow(axis, start, stop - start)
+                    elif role == "key":
+                        value = value.narrow(axis, keys[0], keys[1] - keys[0])
+                done[memo] = value
+            return done[memo]
+
+        return replace(self.calls[layer], change)
+
+    def _causal(self, start: int, stop: int, keys: tuple[int, int], device: torch.device) -> torch.Tensor:
+        """The mask that a missing one stands for, ``[1, 1, stop - start, keys]``: the last key is the last query's own."""
+        count = stop - start
+        past = keys[1] - stop
+        query = torch.arange(start + past, stop + past, device=device)[:, None]
+        return (torch.arange(keys[0], keys[1], device=device)[None] <= query)[None, None].expand(1, 1, count, -1)

@@ -1,0 +1,222 @@
+"""Attach a recurrence to a Hugging Face causal language model, in place, and take it off again."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import MethodType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from undertow.errors import ConfigError
+from undertow.host.arguments import CallLayout
+from undertow.host.forward import Forward
+from undertow.host.learning import Observer, learn
+from undertow.host.saving import save_pretrained
+from undertow.host.stack import Stack, current_forward
+from undertow.host.support import check_config, find_stack
+from undertow.host.vocabulary import ExpectedEmbedding
+from undertow.pathways.base import Pathway, Recurrence
+from undertow.solvers import Sequential, Solver, SolverReport
+
+Model = TypeVar("Model", bound=nn.Module)
+
+ATTACHMENT = "recurrence"
+# A `recurrent_mask` on its way from the model's forward to the backbone's, which some models would drop.
+given_mask: ContextVar[torch.Tensor | None] = ContextVar("undertow_recurrent_mask", default=None)
+
+
+class Attachment(nn.Module):
+    """The recurrence of a hosted model: a submodule of its backbone, called `recurrence`. Holds no state of a forward.
+
+    Attributes:
+        settings: what was attached.
+        pathway: its modules.
+        solver: how the states are found.
+        report: what the solver did in the last forward.
+        stack_name: the attribute of the backbone that holds its layers.
+    """
+
+    def __init__(
+        self,
+        settings: Recurrence,
+        pathway: Pathway,
+        solver: Solver,
+        model: PreTrainedModel,
+        backbone: nn.Module,
+        stack_name: str,
+    ) -> None:
+        super().__init__()
+        self.settings, self.pathway, self.solver, self.stack_name = settings, pathway, solver, stack_name
+        self.owners = (model, backbone)  # in a tuple, which keeps them from becoming submodules
+        self.input_names = list(inspect.signature(backbone.forward).parameters)
+        self.hooks: list[RemovableHandle] = []
+        self.report: SolverReport | None = None
+        self.arity = 0
+        self.layouts: list[CallLayout] = []
+
+
+def attach(model: Model, recurrence: Recurrence, solver: Solver | None = None) -> Model:
+    """Give `model` a recurrence in time, in place, and return it.
+
+    The model keeps its class, its module paths and its state-dict keys, so that Trainer, PEFT, TRL, `generate()` and lm-eval
+    go on working; the recurrence's parameters join it as the backbone's submodule `recurrence`. With the papers'
+    initialisation the model's outputs do not change. `save_pretrained` then writes a folder that
+    `AutoModelForCausalLM.from_pretrained` loads after `import undertow`.
+
+    Args:
+        model: a decoder-only `transformers` model with a language-model head.
+        recurrence: `TurboConn`, `T2MLR` or `SoftToken`.
+        solver: how the states of a sequence are found in training and prefill; by default the exact rollout.
+
+    Raises:
+        UnsupportedArchitectureError: the model's layers pass on more than the residual stream, or keep recurrent states.
+        ConfigError: the recurrence does not fit the model, or the model has one.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigError(f"attach takes a transformers model, not a {type(model).__name__}; attach before PEFT wraps it")
+    stack_name = find_stack(model)
+    parent_name, _, attribute = stack_name.rpartition(".")
+    backbone, stack = model.get_submodule(parent_name), model.get_submodule(stack_name)
+    if hasattr(backbone, ATTACHMENT):
+        raise ConfigError("the model already has a recurrence; call undertow.detach(model) first")
+    check_config(model)
+
+    parameter = next(stack.parameters())
+    width = model.config.get_text_config().hidden_size
+    with torch.device(parameter.device):
+        pathway = recurrence.build(len(stack), width, ExpectedEmbedding(model, backbone))  # type: ignore[arg-type]
+    pathway.to(parameter.dtype)
+    attachment = Attachment(recurrence, pathway, solver or Sequential(), model, backbone, attribute)
+    for module in attachment.modules():
+        module._is_hf_initialized = True  # type: ignore[assignment]  # transformers must not initialise it again
+
+    stack.__class__ = Stack
+    backbone.register_module(ATTACHMENT, attachment)
+    attachment.hooks = [
+        model.register_forward_pre_hook(take_mask, with_kwargs=True),
+        model.register_forward_hook(drop_mask, always_call=True),
+        backbone.register_forward_pre_hook(enter, with_kwargs=True),
+        backbone.register_forward_hook(leave, always_call=True),
+    ]
+    model.save_pretrained = MethodType(save_pretrained, model)  # type: ignore[assignment]
+    model.prepare_inputs_for_generation = MethodType(growing_mask(type(model)), model)  # type: ignore[assignment]
+    try:
+        if not parameter.is_meta:
+            learn(attachment)
+    except Exception:
+        detach(model)
+        raise
+    return model
+
+
+def detach(model: Model) -> Model:
+    """Take the recurrence off again, in place: the plain base model, with the base parameters as they are now.
+
+    Raises:
+        ConfigError: the model has no recurrence.
+    """
+    backbone = find_backbone(model)
+    attachment = find_attachment(model)
+    for hook in attachment.hooks:
+        hook.remove()
+    for name in ("save_pretrained", "prepare_inputs_for_generation"):
+        model.__dict__.pop(name, None)
+    getattr(backbone, attachment.stack_name).__class__ = nn.ModuleList
+    delattr(backbone, ATTACHMENT)
+    return model
+
+
+def set_solver(model: nn.Module, solver: Solver) -> None:
+    """Choose how the states of a whole sequence are found; token-by-token generation is exact whatever this says."""
+    if not isinstance(solver, Solver):
+        raise ConfigError(f"solver is {solver!r}; give one such as undertow.Sequential()")
+    find_attachment(model).solver = solver
+
+
+def report(model: nn.Module) -> SolverReport | None:
+    """What the solver did in the last forward; None before the first."""
+    return find_attachment(model).report
+
+
+def find_backbone(model: nn.Module) -> nn.Module:
+    """The module that owns the hosted layer list."""
+    for module in model.modules():
+        attachment = module._modules.get(ATTACHMENT)
+        if attachment is not None and isinstance(in_use(attachment), Attachment):
+            return module
+    raise ConfigError("the model has no recurrence; call undertow.attach(model, recurrence) first")
+
+
+def find_attachment(model: nn.Module) -> Attachment:
+    """The recurrence of a hosted model, wrapped by PEFT or not."""
+    return in_use(find_backbone(model)._modules[ATTACHMENT])
+
+
+def in_use(module: Any) -> Any:
+    """The module itself or, where PEFT wraps it to train and save a copy for each adapter, the copy in use."""
+    copies = getattr(module, "modules_to_save", None)
+    if copies is None:
+        return module
+    active = module.active_adapters
+    return module.original_module if module.disable_adapters or not active else copies[active[0]]
+
+
+# --- hooks: plain functions of the module they are called on, so that a deep copy of the model works
+
+
+def take_mask(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    given_mask.set(kwargs.pop("recurrent_mask", None))
+    return args, kwargs
+
+
+def drop_mask(model: nn.Module, args: Any, output: Any) -> None:
+    given_mask.set(None)
+
+
+def enter(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    if isinstance(current_forward.get(), Observer):
+        return args, kwargs
+    attachment = in_use(backbone._modules[ATTACHMENT])
+    if not attachment.layouts:
+        learn(attachment)
+    inputs = {**dict(zip(attachment.input_names, args, strict=False)), **kwargs}
+    mask = kwargs.pop("recurrent_mask", None)
+    inputs["recurrent_mask"] = given_mask.get() if mask is None else mask
+    forward = Forward(attachment, getattr(backbone, attachment.stack_name), inputs)
+    forward.token = current_forward.set(forward)
+    return args, kwargs
+
+
+def leave(backbone: nn.Module, args: Any, output: Any) -> None:
+    forward = current_forward.get()
+    if isinstance(forward, Forward):
+        current_forward.reset(forward.token)
+
+
+def growing_mask(model_class: Any) -> Callable[..., dict[str, Any]]:
+    """The class's `prepare_inputs_for_generation`, which also takes a `recurrent_mask` and grows it with the sequence."""
+    original = model_class.prepare_inputs_for_generation
+
+    @functools.wraps(original)
+    def prepare(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        mask = kwargs.pop("recurrent_mask", None)
+        inputs: dict[str, Any] = original(self, input_ids, *args, **kwargs)
+        if mask is not None:
+            given = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
+            generated = mask.new_ones(mask.shape[0], max(input_ids.shape[1] - mask.shape[1], 0))
+            inputs["recurrent_mask"] = torch.cat([mask, generated], dim=1)[:, -given.shape[1] :]
+        return inputs
+
+    signature = inspect.signature(original)
+    mask = inspect.Parameter("recurrent_mask", inspect.Parameter.KEYWORD_ONLY, default=None)
+    parameters = list(signature.parameters.values())
+    at = next((i for i, p in enumerate(parameters) if p.kind is inspect.Parameter.VAR_KEYWORD), len(parameters))
+    prepare.__signature__ = signature.replace(parameters=[*parameters[:at], mask, *parameters[at:]])  # type: ignore[attr-defined]
+    return prepare

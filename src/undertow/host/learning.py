@@ -1,0 +1,121 @@
+"""What attaching learns from a few probe forwards: the layout of the layer calls, and that replaying them is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+
+from undertow.host.arguments import find_cache, learn_layout
+from undertow.host.stack import Recording, current_forward
+from undertow.host.support import check_calls, refuse
+from undertow.host.vocabulary import ExpectedEmbedding
+
+if TYPE_CHECKING:
+    from undertow.host.attach import Attachment
+
+# (cached, new) tokens of the two probes: every axis that counts tokens changes between them.
+PROBES = ((3, 5), (4, 7))
+
+
+class Observer:
+    """A hosted forward that runs the layers as they are. Without a stack the model runs untouched."""
+
+    def __init__(self, stack: nn.ModuleList | None, arity: int = 0) -> None:
+        self.stack, self.arity = stack, arity
+        self.recordings: list[tuple[Recording, torch.Tensor]] = []
+
+    def run(self, recording: Recording) -> torch.Tensor:
+        hidden = recording.hidden
+        for index in range(len(recording.layers)):
+            hidden = recording.run(index, hidden)
+        self.recordings.append((recording, hidden))
+        return hidden
+
+
+def learn(attachment: Attachment) -> None:
+    """Fill in the attachment's layouts, and compare a replayed forward with the model's own, bitwise on a CPU.
+
+    Raises:
+        UnsupportedArchitectureError: the architecture cannot be hosted.
+    """
+    model, backbone = attachment.owners
+    stack: nn.ModuleList = getattr(backbone, attachment.stack_name)
+    with quiet(model):
+        attachment.arity = return_arity(model, stack)
+        calls = []
+        for cached, new in PROBES:
+            expected = observe(model, Observer(None), cached, new)
+            observer = Observer(stack, attachment.arity)
+            logits = observe(model, observer, cached, new)
+            same = torch.equal(logits, expected) if logits.device.type == "cpu" else torch.allclose(logits, expected)
+            if len(observer.recordings) != 2 or not same:
+                raise refuse(model, "running its layers one after another does not reproduce its outputs")
+            calls.append(observer.recordings[1][0].calls)
+            recording, hidden = observer.recordings[0]
+            check_calls(model, recording.hidden, recording.calls, find_cache(recording.calls[0]))
+            decode = getattr(attachment.pathway, "decode", None)
+            if isinstance(decode, ExpectedEmbedding):
+                recording, hidden = observer.recordings[1]
+                decode.verify(probe_ids(model, cached + new)[:, cached:], recording.hidden, hidden, logits)
+    lengths = [new for _, new in PROBES]
+    attachment.layouts = [
+        learn_layout(type(model).__name__, [first, second], lengths) for first, second in zip(*calls, strict=True)
+    ]
+
+
+def observe(model: nn.Module, observer: Observer, cached: int, new: int) -> torch.Tensor:
+    """Logits of `new` tokens after `cached` ones, of a batch whose first row is left-padded."""
+    ids = probe_ids(model, cached + new)
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    token = current_forward.set(observer)
+    try:
+        first = model(input_ids=ids[:, :cached], attention_mask=mask[:, :cached], use_cache=True)
+        cache = next(((k, v) for k, v in first.items() if isinstance(v, Cache)), None)
+        if cache is None:
+            raise refuse(model, "it returns no key-value cache")
+        output = model(input_ids=ids[:, cached:], attention_mask=mask, use_cache=True, **dict([cache]))
+    finally:
+        current_forward.reset(token)
+    logits: torch.Tensor = output.logits
+    return logits
+
+
+def probe_ids(model: Any, tokens: int) -> torch.Tensor:
+    """Token ids ``[2, tokens]`` that differ between the rows."""
+    embeddings = model.get_input_embeddings().weight
+    return torch.arange(2 * tokens, device=embeddings.device).reshape(2, tokens) % embeddings.shape[0]
+
+
+def return_arity(model: nn.Module, stack: nn.ModuleList) -> int:
+    """The length of the tuple that a layer returns, 0 for a bare tensor."""
+    seen: list[int] = []
+    handle = next(iter(stack._modules.values())).register_forward_hook(  # type: ignore[union-attr]
+        lambda module, args, output: seen.append(len(output) if isinstance(output, tuple) else 0)
+    )
+    token = current_forward.set(Observer(None))
+    try:
+        model(input_ids=probe_ids(model, 2), use_cache=False)
+    finally:
+        current_forward.reset(token)
+        handle.remove()
+    return seen[0]
+
+
+@contextmanager
+def quiet(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients, and everything as it was afterwards, random numbers included."""
+    training = [module for module in model.modules() if module.training]
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        model.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True

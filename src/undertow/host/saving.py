@@ -1,0 +1,142 @@
+"""A hosted model on disk: one folder of safetensors whose `config.json` only Undertow can read.
+
+`config.json` has `model_type: "undertow"`, the base model's own config under `base` and the recurrence's under
+`recurrence`. After `import undertow`, `AutoModelForCausalLM.from_pretrained` loads it; without, it fails by name, so that a
+recurrence is never dropped in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from undertow.config import from_mapping, to_mapping
+from undertow.errors import CheckpointError, ConfigError, nearest
+from undertow.files import replacing_folder, write_text
+from undertow.pathways import RECURRENCES, Recurrence
+
+
+class UndertowConfig(PreTrainedConfig):
+    """The config of a hosted model: the base model's, and the recurrence's."""
+
+    model_type = "undertow"
+
+    def __init__(self, base: dict[str, Any] | None = None, recurrence: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        self.base, self.recurrence = base or {}, recurrence or {}
+        super().__init__(**kwargs)
+
+
+class UndertowForCausalLM:
+    """What `AutoModelForCausalLM` finds for an `UndertowConfig`. It makes models of the base model's own class."""
+
+    config_class = UndertowConfig
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str], *args: Any, config: Any = None, **kwargs: Any) -> Any:
+        """Load a hosted model; arguments as for any `from_pretrained`.
+
+        Raises:
+            CheckpointError: the folder holds no hosted model, or lacks weights of the recurrence.
+        """
+        from undertow.host.attach import find_attachment
+        from undertow.host.learning import learn
+
+        if config is None:
+            config = UndertowConfig.from_pretrained(folder)
+        base_class, base_config, recurrence = read_config(config)
+        wants_info = kwargs.pop("output_loading_info", False)
+        try:
+            model, info = loading_class(base_class, recurrence).from_pretrained(
+                folder, *args, config=base_config, output_loading_info=True, **kwargs
+            )
+        except SafetensorError as error:
+            raise CheckpointError(f"the weights in {folder} are damaged: {error}; load an earlier checkpoint") from error
+        missing = sorted(key for key in info["missing_keys"] if ".recurrence." in f".{key}")
+        if missing:
+            raise CheckpointError(
+                f"{folder} lacks {len(missing)} weights of its recurrence, {missing[0]} among them; it was saved without it"
+            )
+        model.__class__ = base_class
+        attachment = find_attachment(model)
+        if not any(parameter.is_meta for parameter in model.parameters()):
+            learn(attachment)
+        return (model, info) if wants_info else model
+
+    @classmethod
+    def _from_config(cls, config: UndertowConfig, **kwargs: Any) -> Any:
+        """A hosted model with fresh weights (`AutoModelForCausalLM.from_config`)."""
+        from undertow.host.attach import attach
+
+        base_class, base_config, recurrence = read_config(config)
+        return attach(base_class._from_config(base_config, **kwargs), recurrence)
+
+
+def read_config(config: UndertowConfig) -> tuple[type[PreTrainedModel], PreTrainedConfig, Recurrence]:
+    """The base model's class and config, and the recurrence, that a hosted model's config names."""
+    try:
+        base = dict(config.base)
+        base_config = AutoConfig.for_model(base.pop("model_type"), **base)
+        base_class = getattr(transformers, (config.architectures or base["architectures"])[0])
+        recurrence = recurrence_from_mapping(config.recurrence)
+    except (KeyError, AttributeError, TypeError, IndexError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint's config.json does not describe a hosted model: {error}") from error
+    return base_class, base_config, recurrence
+
+
+def recurrence_from_mapping(mapping: dict[str, Any]) -> Recurrence:
+    """Read a recurrence from plain data with a `kind`."""
+    settings = dict(mapping)
+    kind = settings.pop("kind", None)
+    if kind not in RECURRENCES:
+        raise ConfigError(f"recurrence kind {kind!r} is unknown{nearest(kind, RECURRENCES)}; use {', '.join(RECURRENCES)}")
+    return from_mapping(RECURRENCES[kind], settings, where="recurrence")
+
+
+def loading_class(base_class: Any, recurrence: Recurrence) -> Any:
+    """A subclass of the base model's class that has the recurrence from the start, so that its weights load with the rest."""
+    from undertow.host.attach import attach
+
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        base_class.__init__(self, config, *args, **kwargs)
+        attach(self, recurrence)
+
+    kept = set(getattr(base_class, "_keep_in_fp32_modules_strict", None) or ())
+    members = {"__init__": __init__, "_keep_in_fp32_modules_strict": kept | {"gamma_recurrent", "gamma_current"}}
+    return type(base_class.__name__, (base_class,), members)
+
+
+def save_pretrained(self: Any, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+    """The model's own `save_pretrained`, in Undertow's format; a failure leaves what was there before untouched.
+
+    Raises:
+        CheckpointError: the folder could not be written.
+    """
+    from undertow.host.attach import find_attachment
+
+    if kwargs.pop("push_to_hub", False):
+        raise ConfigError("save_pretrained cannot push at the same time; call push_to_hub on the model instead")
+    if not kwargs.get("is_main_process", True):
+        return
+    recurrence = to_mapping(find_attachment(self).settings)
+    with replacing_folder(Path(save_directory)) as folder:
+        type(self).save_pretrained(self, folder, *args, **kwargs)
+        path = folder / "config.json"
+        base = json.loads(path.read_text(encoding="utf-8"))
+        config = {
+            "model_type": UndertowConfig.model_type,
+            "architectures": [type(self).__name__],
+            "dtype": base.get("dtype"),
+            "base": base,
+            "recurrence": recurrence,
+        }
+        write_text(path, json.dumps(config, indent=2) + "\n")
+
+
+AutoConfig.register(UndertowConfig.model_type, UndertowConfig)
+AutoModelForCausalLM.register(UndertowConfig, UndertowForCausalLM)

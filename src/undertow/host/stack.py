@@ -1,0 +1,107 @@
+"""The container swap: a model's layer list that hands its layers to Undertow while the backbone's forward runs.
+
+The class of the backbone's `ModuleList` changes and nothing else: children, names and state-dict keys stay. While a hosted
+forward runs, iterating the list yields recorders. Each notes how the backbone called it; the last one has the forward run
+the real layers, in whatever order the recurrence asks for. Outside a hosted forward the list is an ordinary `ModuleList`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from undertow.errors import UnsupportedArchitectureError
+
+
+class Recording:
+    """How one forward of the backbone called its layers.
+
+    Attributes:
+        layers: the real layers.
+        hidden: the input of layer 0, ``[B, T, D]``.
+        calls: the arguments of each layer besides its input, as (positional, keyword).
+        arity: the length of the tuple that a layer returns; 0 where it returns a tensor.
+    """
+
+    def __init__(self, layers: list[nn.Module], arity: int) -> None:
+        self.layers = layers
+        self.arity = arity
+        self.hidden: torch.Tensor
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def run(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Layer `index` on `hidden`, called as the backbone called it."""
+        args, kwargs = self.calls[index]
+        return first_output(self.layers[index](hidden, *args, **kwargs))
+
+    def wrap(self, hidden: torch.Tensor) -> Any:
+        return hidden if self.arity == 0 else (hidden, *[None] * (self.arity - 1))
+
+
+def first_output(output: Any) -> torch.Tensor:
+    """The hidden state in what a decoder layer returns."""
+    hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden
+
+
+class HostedForward(Protocol):
+    """What runs the recorded layers."""
+
+    stack: nn.ModuleList
+    arity: int
+
+    def run(self, recording: Recording) -> torch.Tensor: ...
+
+
+# The hosted forward that runs in this context. A context variable, so that threads and nested forwards stay apart.
+current_forward: ContextVar[HostedForward | None] = ContextVar("undertow_forward", default=None)
+
+
+class Recorder:
+    """Stands in for one layer in the backbone's loop. Attributes are those of the layer."""
+
+    def __init__(self, forward: HostedForward, recording: Recording, index: int) -> None:
+        self._forward, self._recording, self._index = forward, recording, index
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recording.layers[self._index], name)
+
+    def __call__(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        recording = self._recording
+        if self._index == 0:
+            recording.hidden = hidden
+        if len(recording.calls) != self._index:
+            raise UnsupportedArchitectureError(
+                f"layer {self._index} was called after {len(recording.calls)} layers: this model does not run its layers one "
+                "after another, each once, which a recurrence needs"
+            )
+        recording.calls.append((args, kwargs))
+        if self._index == len(recording.layers) - 1:
+            hidden = self._forward.run(recording)
+        return recording.wrap(hidden)
+
+
+class Stack(nn.ModuleList):
+    """A `ModuleList` whose iteration yields recorders inside a hosted forward of the backbone that owns it."""
+
+    def _recorders(self) -> list[Recorder] | None:
+        forward = current_forward.get()
+        if forward is None or forward.stack is not self:
+            return None
+        recording = Recording(list(self._modules.values()), forward.arity)  # type: ignore[arg-type]
+        return [Recorder(forward, recording, index) for index in range(len(self))]
+
+    def __iter__(self) -> Iterator[Any]:
+        recorders = self._recorders()
+        return super().__iter__() if recorders is None else iter(recorders)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            recorders = self._recorders()
+            if recorders is not None:
+                return recorders[index]
+        return super().__getitem__(index)

@@ -1,0 +1,88 @@
+"""What a recurrence in time carries: the contract between a pathway, a solver and a hosted model.
+
+A *pathway* reads the residual stream at some sites, turns the readings into a *state*, and writes the state of token
+``t - lag`` back at some sites of token ``t``. Site ``i`` is the input of decoder layer ``i``; site ``L`` is the output of
+the last one. The layers between the lowest written and the highest read site are the *recurrent block*.
+
+    y_t = read( block( write(x_t, R_{t-lag}) ; keys and values of tokens <= t ) )
+    R_t = update( y_t, R_{t-lag} )
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from undertow.errors import ConfigError
+
+Decode = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Pathway(nn.Module, ABC):
+    """The modules of one recurrence in time. Holds parameters only, never a state.
+
+    Attributes:
+        lag: how many tokens back the state comes from.
+        state_width: the width ``W`` of a state ``[B, T, W]``.
+        writes: the written sites.
+        reads: the read sites.
+        writes_without_state: whether `write` also runs for a token with no state to receive, with zeros in its place
+            (T²MLR), or is skipped for it (TurboConn, soft tokens).
+    """
+
+    lag: int
+    state_width: int
+    writes: frozenset[int]
+    reads: frozenset[int]
+    writes_without_state: bool = False
+
+    @property
+    def first_layer(self) -> int:
+        """The first layer of the recurrent block."""
+        return min(self.writes)
+
+    @property
+    def stop_layer(self) -> int:
+        """The layer after the last one of the recurrent block."""
+        return max(self.reads)
+
+    @abstractmethod
+    def write(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """What the state ``[B, n, W]`` of the tokens `lag` back adds to `hidden` ``[B, n, D]`` at `site`."""
+
+    @abstractmethod
+    def read(self, site: int, hidden: torch.Tensor) -> torch.Tensor:
+        """The reading taken from `hidden` ``[B, n, D]`` at `site`."""
+
+    @abstractmethod
+    def update(self, readings: list[torch.Tensor], state: torch.Tensor | None) -> torch.Tensor:
+        """The new state ``[B, n, W]`` from the readings, in the order of their sites, and the state `lag` back."""
+
+
+@dataclass(frozen=True)
+class Recurrence(ABC):
+    """The settings of a recurrence in time: what `undertow.attach` takes and a checkpoint's config records."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def build(self, layers: int, width: int, decode: Decode | None = None) -> Pathway:
+        """The pathway for a model of `layers` layers and hidden size `width`.
+
+        `decode` maps the output of the last layer ``[B, n, D]`` to the expected embedding of the next token, in the
+        units of site 0; only soft tokens need it.
+
+        Raises:
+            ConfigError: a layer lies outside the model.
+        """
+
+
+def check_layer(name: str, layer: int, layers: int) -> None:
+    """Refuse a layer that the model does not have."""
+    if not 0 <= layer < layers:
+        raise ConfigError(f"{name} {layer} is outside the model, whose layers are 0 to {layers - 1}; choose one of these")

@@ -1,0 +1,53 @@
+"""Soft-token feedback: the expected embedding of a token mixed into its input (TurboConn's baseline, arXiv 2602.17993)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from undertow.errors import ConfigError
+from undertow.pathways.base import Decode, Pathway, Recurrence
+
+
+@dataclass(frozen=True)
+class SoftToken(Recurrence):
+    """Mix what the last token predicted, as an expected embedding, into the embedding of this one. No parameters."""
+
+    kind: ClassVar[str] = "soft-token"
+
+    weight: float = 0.1
+    """Share of the expected embedding in the input, between 0 and 1: the paper's lambda. With 0 the model is the base."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight <= 1:
+            raise ConfigError(f"soft-token weight is {self.weight}; it is a share, so use a number from 0 to 1")
+
+    def build(self, layers: int, width: int, decode: Decode | None = None) -> SoftTokenPathway:
+        if decode is None:
+            raise ConfigError("soft-token feedback needs the model's vocabulary; attach it to a causal language model")
+        return SoftTokenPathway(self, layers, width, decode)
+
+
+class SoftTokenPathway(Pathway):
+    """Writes ``(1 - λ) e + λ R`` at site 0, where R is ``softmax(head(norm(h))) E`` of the last token."""
+
+    lag = 1
+
+    def __init__(self, settings: SoftToken, layers: int, width: int, decode: Decode) -> None:
+        super().__init__()
+        self.weight = settings.weight
+        self.state_width = width
+        self.writes = frozenset({0})
+        self.reads = frozenset({layers})
+        self.decode = decode
+
+    def write(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        return self.weight * (state - hidden)
+
+    def read(self, site: int, hidden: torch.Tensor) -> torch.Tensor:
+        return self.decode(hidden)
+
+    def update(self, readings: list[torch.Tensor], state: torch.Tensor | None) -> torch.Tensor:
+        return readings[0]

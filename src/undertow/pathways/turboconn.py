@@ -1,0 +1,150 @@
+"""TurboConn: dense connections from higher layers to lower layers of later tokens (arXiv 2602.17993)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from undertow.errors import ConfigError, nearest
+from undertow.pathways.base import Decode, Pathway, Recurrence, check_layer
+
+Connection = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class TurboConn(Recurrence):
+    """Connections that carry a low-rank projection of a layer's output to a lower layer's output, `lag` tokens later."""
+
+    kind: ClassVar[str] = "turboconn"
+    alternatives: ClassVar[tuple[str, ...]] = ("preset", "wired")
+
+    connections: tuple[Connection, ...]
+    """(source layer, destination layer) pairs, 0-based; a source is never below its destination."""
+    lag: int = 4
+    """How many tokens back the state comes from: the paper's group size. Small is deep, large trains fast."""
+    alpha: float = 100.0
+    """Multiplier of what a connection adds. The paper pairs a small lag with a large alpha and a large lag with 1."""
+    rank: int = 120
+    """Rank of each connection; it has 2 * rank * width + rank + width parameters."""
+
+    def __post_init__(self) -> None:
+        pairs = tuple((int(source), int(destination)) for source, destination in self.connections)
+        object.__setattr__(self, "connections", pairs)
+        if not pairs:
+            raise ConfigError("TurboConn has no connections; give at least one (source layer, destination layer) pair")
+        for source, destination in pairs:
+            if source < destination:
+                raise ConfigError(
+                    f"connection {source} -> {destination} goes up: a state must enter at or below the layer that it "
+                    f"left; swap it to {destination} -> {source}"
+                )
+        if len(set(pairs)) < len(pairs):
+            twice = next(pair for pair in pairs if pairs.count(pair) > 1)
+            raise ConfigError(f"connection {twice[0]} -> {twice[1]} is listed twice; list it once")
+        if self.lag < 1:
+            raise ConfigError(f"lag is {self.lag}, but a state can only reach a later token; use 1 or more")
+        if self.rank < 1:
+            raise ConfigError(f"rank is {self.rank}; use 1 or more")
+
+    @classmethod
+    def wired(
+        cls,
+        sources: Sequence[int],
+        destinations: Sequence[int],
+        min_gap: int,
+        lag: int = 4,
+        alpha: float = 100.0,
+        rank: int = 120,
+    ) -> TurboConn:
+        """The paper's wiring rule (appendix A.5): every pair of the two lists that is at least `min_gap` layers apart."""
+        pairs = tuple((s, d) for s in sources for d in destinations if s - d >= min_gap)
+        if not pairs:
+            raise ConfigError(f"no source lies {min_gap} layers above a destination; use a smaller min_gap")
+        return cls(pairs, lag=lag, alpha=alpha, rank=rank)
+
+    @classmethod
+    def preset(cls, name: str, lag: int = 4, alpha: float = 100.0, rank: int = 120) -> TurboConn:
+        """The wiring that the paper used for "llama-3.2-1b", "llama-3.1-8b" or "qwen3-1.7b" (appendix A.5)."""
+        if name not in PRESETS:
+            raise ConfigError(f"no TurboConn preset is called {name!r}{nearest(name, PRESETS)}; there are {', '.join(PRESETS)}")
+        sources, destinations, min_gap = PRESETS[name]
+        return cls.wired(sources, destinations, min_gap, lag=lag, alpha=alpha, rank=rank)
+
+    def build(self, layers: int, width: int, decode: Decode | None = None) -> TurboConnPathway:
+        for source, destination in self.connections:
+            check_layer("TurboConn's source layer", source, layers)
+            check_layer("TurboConn's destination layer", destination, layers)
+        return TurboConnPathway(self, width)
+
+
+PRESETS: dict[str, tuple[range, range, int]] = {
+    "llama-3.2-1b": (range(6, 15, 2), range(0, 9, 2), 6),
+    "llama-3.1-8b": (range(14, 31, 2), range(7, 24, 2), 7),
+    "qwen3-1.7b": (range(12, 28, 3), range(4, 20, 3), 8),
+}
+
+
+class Up(nn.Module):
+    """All connections that end at one layer, as one projection: ``[..., connections * rank] -> [..., width]``.
+
+    Each connection keeps a bias of its own, as in the paper's formulation, where the biases add up.
+    """
+
+    def __init__(self, connections: int, rank: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width, connections * rank))
+        self.bias = nn.Parameter(torch.zeros(connections, width))
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        return F.linear(state, self.weight, self.bias.sum(0))
+
+
+class TurboConnPathway(Pathway):
+    """The projections of TurboConn, one `down` a source layer and one `up` a destination layer.
+
+    The state ``[B, T, connections * rank]`` holds the connections sorted by destination, so that each `up` takes a slice
+    of it. `up` starts at zero and `down` at random: the model starts as the base model and still learns.
+    """
+
+    def __init__(self, settings: TurboConn, width: int) -> None:
+        super().__init__()
+        rank, self.lag, self.alpha = settings.rank, settings.lag, settings.alpha
+        by_source = sorted(settings.connections)
+        by_destination = sorted(settings.connections, key=lambda pair: (pair[1], pair[0]))
+        self.state_width = rank * len(by_source)
+        self.reads = frozenset(source + 1 for source, _ in by_source)
+        self.writes = frozenset(destination + 1 for _, destination in by_source)
+        self.down = nn.ModuleDict()
+        for source in sorted({source for source, _ in by_source}):
+            self.down[str(source)] = nn.Linear(width, rank * sum(s == source for s, _ in by_source))
+        self.up = nn.ModuleDict()
+        self.slices: dict[int, slice] = {}
+        offset = 0
+        for destination in sorted({destination for _, destination in by_source}):
+            count = sum(d == destination for _, d in by_source)
+            self.up[str(destination)] = Up(count, rank, width)
+            self.slices[destination] = slice(offset, offset + count * rank)
+            offset += count * rank
+        # Readings arrive sorted by source; `order` sorts their connections by destination.
+        self.rank = rank
+        self.order = [by_source.index(pair) for pair in by_destination]
+
+    def write(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        destination = site - 1
+        added: torch.Tensor = self.up[str(destination)](state[..., self.slices[destination]])
+        return self.alpha * added
+
+    def read(self, site: int, hidden: torch.Tensor) -> torch.Tensor:
+        reading: torch.Tensor = self.down[str(site - 1)](hidden)
+        return reading
+
+    def update(self, readings: list[torch.Tensor], state: torch.Tensor | None) -> torch.Tensor:
+        if len(self.order) == 1:
+            return readings[0]
+        connections = [piece for reading in readings for piece in reading.split(self.rank, dim=-1)]
+        return torch.cat([connections[i] for i in self.order], dim=-1)

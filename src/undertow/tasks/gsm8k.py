@@ -1,0 +1,188 @@
+"""GSM8K: grade-school word problems (Cobbe et al., 2021; TurboConn appendix A.4.3), read from local files."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from undertow.errors import ConfigError, DataError
+from undertow.tasks.base import Example, Split, Task, check_split, first_line, paper_prompt, split_of
+
+_QUESTION = "Answer the math question."
+_ANSWER_MARK = "####"
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)", re.ASCII)
+_CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
+
+
+@dataclass(frozen=True)
+class GSM8K(Task):
+    """Word problems whose answer is a number, with or without their solution steps.
+
+    Files are JSON lines, either GSM8K's own (`question`, and `answer` with the steps, `####` and the
+    number) or with a list `steps` beside a bare `answer`; or, ending in .txt, lines `question||<<a+b=c>>
+    ... #### number` (GSM8K-Aug; Deng et al., 2023). Without a `valid` file, the valid split is the
+    twentieth of the train file whose questions `undertow.tasks.base.split_of` puts into 'valid', and the
+    train split is the rest.
+
+    Completions are ` 1200`, or ` <steps>\\n#### 1200` with the chain of thought; answers have no thousands
+    commas. An example's length is its number of solution steps.
+    """
+
+    kind: ClassVar[str] = "gsm8k"
+
+    train: str | None = None
+    """Path of the file with the training problems."""
+    test: str | None = None
+    """Path of the file with the test problems."""
+    valid: str | None = None
+    """Path of a file with validation problems. If absent, a fixed twentieth of the train file is held out."""
+    chain_of_thought: bool = False
+    """Whether the completion holds the solution steps before the answer."""
+    calculator_marks: bool = False
+    """Whether steps keep their <<48/2=24>> marks. Steps that consist of such marks only always keep them."""
+
+    def size(self, split: Split) -> int:
+        """How many problems the split holds; see `Task.size`."""
+        return len(self._problems(split))
+
+    def example(self, split: Split, index: int, length: int | None = None) -> Example:
+        """See `Task.example`; `length` must be None."""
+        if length is not None:
+            raise ConfigError(f"length is {length}, but {self.kind} reads a file as it is; leave length out.")
+        problems = self._problems(split)
+        if not 0 <= index < len(problems):
+            raise DataError(
+                f"There is no {self.kind} example {index}, as the {split} split holds {len(problems)}; "
+                f"ask for a smaller index, counted from 0."
+            )
+        problem = problems[index]
+        completion = f" {problem.answer}"
+        if self.chain_of_thought:
+            steps = [step if self.calculator_marks else _without_marks(step) for step in problem.steps]
+            completion = f" {problem.separator.join(steps)}\n{_ANSWER_MARK} {problem.answer}"
+        return Example(paper_prompt(_QUESTION, problem.question), completion, len(problem.steps))
+
+    def score(self, example: Example, generated_text: str) -> bool:
+        """Whether the generated answer is the same number: 1,200 equals 1200.0; `1200 dollars` is no number.
+
+        With the chain of thought the answer is what follows the last `####`, otherwise the first line.
+        """
+        if self.chain_of_thought:
+            _, mark, generated_text = generated_text.rpartition(_ANSWER_MARK)
+            if not mark:
+                return False
+        found = _number(first_line(generated_text))
+        return found is not None and Decimal(found) == Decimal(_answer_of(example))
+
+    def characters(self) -> None:
+        """None: the problems are free text."""
+        return None
+
+    def _problems(self, split: Split) -> tuple[_Problem, ...]:
+        check_split(split)
+        held_out = split == "valid" and self.valid is None
+        name = "train" if held_out else split
+        path = {"train": self.train, "valid": self.valid, "test": self.test}[name]
+        if path is None:
+            raise ConfigError(
+                f"The {split} split needs the field {name!r} of {self.kind}; give it the path of a file."
+            )
+        part = split if name == "train" and self.valid is None else None
+        file = Path(path).expanduser()
+        try:
+            return _read(file, file.stat().st_mtime_ns, part)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is no UTF-8 text; give a .jsonl or .txt file.") from error
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be read ({error.strerror}); check the path of the {name} file."
+            ) from error
+
+
+class _Problem(NamedTuple):
+    question: str
+    steps: tuple[str, ...]
+    separator: str
+    answer: str
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, modified: int, part: Split | None) -> tuple[_Problem, ...]:
+    """Read a file, or the train or valid part of one; `modified` makes a changed file be read again."""
+    if part is not None:
+        problems = _read(path, modified, None)
+        return tuple(p for p in problems if (split_of(p.question) == "valid") == (part == "valid"))
+    parse = _parse_text if path.suffix == ".txt" else _parse_json
+    found: list[_Problem] = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                found.append(parse(line))
+            except ValueError as error:
+                raise DataError(f"{path}, line {number}: {error}; correct or remove the line.") from error
+    if not found:
+        raise DataError(f"{path} holds no problems; give a file with one problem a line.")
+    return tuple(found)
+
+
+def _parse_json(line: str) -> _Problem:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected JSON, found {_shown(line)}") from error
+    question, answer = (row.get("question"), row.get("answer")) if isinstance(row, dict) else (None, None)
+    if not isinstance(question, str) or not isinstance(answer, str):
+        raise ValueError(f"expected an object with the texts 'question' and 'answer', found {_shown(line)}")
+    if "steps" in row:
+        if not isinstance(row["steps"], list) or not all(isinstance(step, str) for step in row["steps"]):
+            raise ValueError(f"expected a list of texts as 'steps', found {_shown(str(row['steps']))}")
+        return _Problem(question.strip(), tuple(row["steps"]), " ", _checked(answer))
+    solution, mark, number = answer.rpartition(_ANSWER_MARK)
+    if not mark:
+        raise ValueError(f"expected an answer after '####', found {_shown(answer)}")
+    steps = tuple(step.strip() for step in solution.splitlines() if step.strip())
+    return _Problem(question.strip(), steps, "\n", _checked(number))
+
+
+def _parse_text(line: str) -> _Problem:
+    question, bars, answer = line.rpartition("||")
+    solution, mark, number = answer.rpartition(_ANSWER_MARK)
+    if not bars or not mark:
+        raise ValueError(f"expected 'question||steps #### answer', found {_shown(line)}")
+    if _CALCULATOR_MARK.sub("", solution).strip():
+        raise ValueError(f"expected steps of the form <<a+b=c>>, found {_shown(solution)}")
+    return _Problem(question.strip(), tuple(_CALCULATOR_MARK.findall(solution)), " ", _checked(number))
+
+
+def _checked(text: str) -> str:
+    number = _number(text)
+    if number is None:
+        raise ValueError(f"expected a number as the answer, found {_shown(text)}")
+    return number
+
+
+def _number(text: str) -> str | None:
+    """Return the text without commas and blanks if that leaves a plain decimal number, else None."""
+    text = text.strip().replace(",", "")
+    return text if _NUMBER.fullmatch(text) else None
+
+
+def _answer_of(example: Example) -> str:
+    return example.completion.rpartition(_ANSWER_MARK)[2].strip()
+
+
+def _without_marks(step: str) -> str:
+    # In GSM8K-Aug the marks are all there is of a step.
+    return _CALCULATOR_MARK.sub("", step).strip() or step
+
+
+def _shown(text: str) -> str:
+    text = text.strip()
+    return repr(text if len(text) <= 80 else text[:80] + "...")
