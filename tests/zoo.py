@@ -12,7 +12,7 @@ VOCAB = 97
 COMMON: dict[str, Any] = (  # a config takes the fields it declares
     dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4)
     | dict(num_key_value_heads=2, head_dim=8, max_position_embeddings=128, sliding_window=6)
-    | dict(pad_token_id=0, bos_token_id=1, eos_token_id=None, unpadded_vocab_size=VOCAB, ffn_dim=64)
+    | dict(pad_token_id=0, unpadded_vocab_size=VOCAB, ffn_dim=64, word_embed_proj_dim=32, max_seq_len=128)
     | dict(num_experts=4, num_local_experts=4, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2)
     | dict(moe_intermediate_size=32, shared_intermediate_size=32, shared_expert_intermediate_size=32)
     | dict(embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.5, logit_scale=0.5)
@@ -37,6 +37,7 @@ def _lm(model: str, **fields: Any) -> Callable[[], PreTrainedModel]:
         for name, value in vars(config).items():
             if name.endswith(("drop", "dropout")) and isinstance(value, float):
                 setattr(config, name, 0.0)
+        config.pad_token_id, config.bos_token_id, config.eos_token_id = 0, 1, None
         return cls(config)
 
     return make
@@ -85,14 +86,14 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
     "ministral": _lm("MinistralForCausalLM", layer_types=MIXED),
     "mistral": _lm("MistralForCausalLM"),
     "mixtral": _lm("MixtralForCausalLM"),
-    "mpt": _lm("MptForCausalLM", max_seq_len=128),
+    "mpt": _lm("MptForCausalLM"),
     "nanochat": _lm("NanoChatForCausalLM"),
     "nemotron": _lm("NemotronForCausalLM"),
     "olmo": _lm("OlmoForCausalLM"),
     "olmo2": _lm("Olmo2ForCausalLM"),
     "olmo3": _lm("Olmo3ForCausalLM", layer_types=MIXED),
     "olmoe": _lm("OlmoeForCausalLM"),
-    "opt": _lm("OPTForCausalLM", word_embed_proj_dim=32),
+    "opt": _lm("OPTForCausalLM"),
     "persimmon": _lm("PersimmonForCausalLM"),
     "phi": _lm("PhiForCausalLM"),
     "phi3": _lm("Phi3ForCausalLM"),

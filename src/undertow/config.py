@@ -199,7 +199,8 @@ def _call_alternative(cls: type, name: str, mapping: Mapping[str, Any], where: s
     for parameter in signature.parameters.values():
         # A constructor that passes any keywords on takes the fields of the class too.
         is_rest = parameter.kind is parameter.VAR_KEYWORD
-        types |= field_types(cls) if is_rest else {parameter.name: hints.get(parameter.name, Any)}
+        taken = field_types(cls) if is_rest else {parameter.name: hints.get(parameter.name, Any)}
+        types |= {key: hint for key, hint in taken.items() if key not in types}
     _refuse_unknown(keywords, types, at)
     _refuse_unknown(others, types, where)
     try:

@@ -104,17 +104,29 @@ class Cutter:
     def __init__(self, calls: list[Call], layouts: list[CallLayout], tokens: int) -> None:
         self.calls, self.layouts, self.tokens = calls, layouts, tokens
         # Most stacks call all their layers with the same objects: one cut serves them all.
-        self.shared = [self._same(calls[0], call) and layout == layouts[0] for call, layout in zip(calls, layouts, strict=True)]
+        self.shared = [
+            self._same(calls[0], call) and layout == layouts[0]
+            for call, layout in zip(calls, layouts, strict=True)
+        ]
         self.causal: torch.Tensor | None = None
 
     @staticmethod
     def _same(one: Call, other: Call) -> bool:
-        return len(one[0]) == len(other[0]) and one[1].keys() == other[1].keys() and all(
-            a is b for (_, a), (_, b) in zip(leaves(one), leaves(other), strict=True)
+        return (
+            len(one[0]) == len(other[0])
+            and one[1].keys() == other[1].keys()
+            and all(a is b for (_, a), (_, b) in zip(leaves(one), leaves(other), strict=True))
         )
 
     def cut(
-        self, layer: int, start: int, stop: int, cache: Cache, keys: tuple[int, int], done: dict[Any, Any], device: torch.device
+        self,
+        layer: int,
+        start: int,
+        stop: int,
+        cache: Cache,
+        keys: tuple[int, int],
+        done: dict[Any, Any],
+        device: torch.device,
     ) -> Call:
         """The call of `layer` for tokens `start` to `stop`, with `cache` as its cache.
 
@@ -129,7 +141,14 @@ class Cutter:
         return self._cut(layer, start, stop, cache, keys, done, device)
 
     def _cut(
-        self, layer: int, start: int, stop: int, cache: Cache, keys: tuple[int, int], done: dict[Any, Any], device: torch.device
+        self,
+        layer: int,
+        start: int,
+        stop: int,
+        cache: Cache,
+        keys: tuple[int, int],
+        done: dict[Any, Any],
+        device: torch.device,
     ) -> Call:
         layout = self.layouts[layer]
 
@@ -158,4 +177,6 @@ class Cutter:
         count = stop - start
         past = keys[1] - stop
         query = torch.arange(start + past, stop + past, device=device)[:, None]
-        return (torch.arange(keys[0], keys[1], device=device)[None] <= query)[None, None].expand(1, 1, count, -1)
+        return (torch.arange(keys[0], keys[1], device=device)[None] <= query)[None, None].expand(
+            1, 1, count, -1
+        )

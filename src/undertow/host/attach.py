@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from undertow.errors import ConfigError
 from undertow.host.arguments import CallLayout
 from undertow.host.forward import Forward
 from undertow.host.learning import Observer, learn
+from undertow.host.owners import Owners
 from undertow.host.saving import save_pretrained
 from undertow.host.stack import Stack, current_forward
 from undertow.host.support import check_config, find_stack
@@ -40,6 +40,7 @@ class Attachment(nn.Module):
         pathway: its modules.
         solver: how the states are found.
         report: what the solver did in the last forward.
+        owners: the model and the backbone that it is part of.
         stack_name: the attribute of the backbone that holds its layers.
     """
 
@@ -48,15 +49,13 @@ class Attachment(nn.Module):
         settings: Recurrence,
         pathway: Pathway,
         solver: Solver,
-        model: PreTrainedModel,
-        backbone: nn.Module,
+        owners: Owners,
         stack_name: str,
     ) -> None:
         super().__init__()
         self.settings, self.pathway, self.solver, self.stack_name = settings, pathway, solver, stack_name
-        self.owners = (model, backbone)  # in a tuple, which keeps them from becoming submodules
-        self.input_names = list(inspect.signature(backbone.forward).parameters)
-        self.hooks: list[RemovableHandle] = []
+        self.owners = owners
+        self.input_names = list(inspect.signature(owners.backbone.forward).parameters)
         self.report: SolverReport | None = None
         self.arity = 0
         self.layouts: list[CallLayout] = []
@@ -80,7 +79,9 @@ def attach(model: Model, recurrence: Recurrence, solver: Solver | None = None) -
         ConfigError: the recurrence does not fit the model, or the model has one.
     """
     if not isinstance(model, PreTrainedModel):
-        raise ConfigError(f"attach takes a transformers model, not a {type(model).__name__}; attach before PEFT wraps it")
+        raise ConfigError(
+            f"attach takes a transformers model, not a {type(model).__name__}; attach before PEFT wraps it"
+        )
     stack_name = find_stack(model)
     parent_name, _, attribute = stack_name.rpartition(".")
     backbone, stack = model.get_submodule(parent_name), model.get_submodule(stack_name)
@@ -88,18 +89,19 @@ def attach(model: Model, recurrence: Recurrence, solver: Solver | None = None) -
         raise ConfigError("the model already has a recurrence; call undertow.detach(model) first")
     check_config(model)
 
+    owners = Owners(model, backbone)
     parameter = next(stack.parameters())
     width = model.config.get_text_config().hidden_size
     with torch.device(parameter.device):
-        pathway = recurrence.build(len(stack), width, ExpectedEmbedding(model, backbone))  # type: ignore[arg-type]
+        pathway = recurrence.build(len(stack), width, ExpectedEmbedding(owners))  # type: ignore[arg-type]
     pathway.to(parameter.dtype)
-    attachment = Attachment(recurrence, pathway, solver or Sequential(), model, backbone, attribute)
+    attachment = Attachment(recurrence, pathway, solver or Sequential(), owners, attribute)
     for module in attachment.modules():
         module._is_hf_initialized = True  # type: ignore[assignment]  # transformers must not initialise it again
 
     stack.__class__ = Stack
     backbone.register_module(ATTACHMENT, attachment)
-    attachment.hooks = [
+    owners.hooks = [
         model.register_forward_pre_hook(take_mask, with_kwargs=True),
         model.register_forward_hook(drop_mask, always_call=True),
         backbone.register_forward_pre_hook(enter, with_kwargs=True),
@@ -124,7 +126,7 @@ def detach(model: Model) -> Model:
     """
     backbone = find_backbone(model)
     attachment = find_attachment(model)
-    for hook in attachment.hooks:
+    for hook in attachment.owners.hooks:
         hook.remove()
     for name in ("save_pretrained", "prepare_inputs_for_generation"):
         model.__dict__.pop(name, None)
@@ -217,6 +219,8 @@ def growing_mask(model_class: Any) -> Callable[..., dict[str, Any]]:
     signature = inspect.signature(original)
     mask = inspect.Parameter("recurrent_mask", inspect.Parameter.KEYWORD_ONLY, default=None)
     parameters = list(signature.parameters.values())
-    at = next((i for i, p in enumerate(parameters) if p.kind is inspect.Parameter.VAR_KEYWORD), len(parameters))
+    at = next(
+        (i for i, p in enumerate(parameters) if p.kind is inspect.Parameter.VAR_KEYWORD), len(parameters)
+    )
     prepare.__signature__ = signature.replace(parameters=[*parameters[:at], mask, *parameters[at:]])  # type: ignore[attr-defined]
     return prepare

@@ -38,8 +38,14 @@ class Forward:
         past = 0 if cache is None else int(cache.get_seq_length())
         recent = None if states is None else states.recent()
 
-        mask = next((v for path, v in leaves(recording.calls[pathway.first_layer % len(recording.layers)])
-                     if path in attachment.layouts[pathway.first_layer % len(recording.layers)].masks), None)
+        mask = next(
+            (
+                v
+                for path, v in leaves(recording.calls[pathway.first_layer % len(recording.layers)])
+                if path in attachment.layouts[pathway.first_layer % len(recording.layers)].masks
+            ),
+            None,
+        )
         active = active_tokens(
             self.inputs.get("attention_mask"), mask, self.inputs.get("recurrent_mask"), batch, tokens, past
         )
@@ -52,7 +58,9 @@ class Forward:
             pathway.lag,
         )
 
-        block = HostedBlock(attachment, recording, cache, past, active, present, None if recent is None else recent[0])
+        block = HostedBlock(
+            attachment, recording, cache, past, active, present, None if recent is None else recent[0]
+        )
         for index in range(pathway.first_layer):
             hidden = recording.run(index, hidden)
         block.begin(hidden)
@@ -113,9 +121,7 @@ class HostedBlock(RecurrentBlock):
             self.offsets = [self.cache.get_mask_sizes(self.tokens, index)[1] for index in self.layers]
         self.checkpointing = gradients and any(checkpoints(module) for module in modules)
 
-    def step(
-        self, start: int, stop: int, state: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, start: int, stop: int, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = self.hidden if stop - start == self.tokens else self.hidden[:, start:stop]
         if self.checkpointing and self.rollout is not None:
             # The library's own checkpointing would take the cache away; a whole group is checkpointed instead.
@@ -127,7 +133,12 @@ class HostedBlock(RecurrentBlock):
         return output, new_state
 
     def _group(
-        self, start: int, stop: int, hidden: torch.Tensor, state: torch.Tensor | None, chain: torch.Tensor | None
+        self,
+        start: int,
+        stop: int,
+        hidden: torch.Tensor,
+        state: torch.Tensor | None,
+        chain: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Tokens `start` to `stop` through the block: write, read and run layers, site by site."""
         pathway, done = self.pathway, {}
@@ -151,7 +162,9 @@ class HostedBlock(RecurrentBlock):
         chain = None if self.rollout is None else self.rollout.chain
         return hidden, pathway.update(readings, state), chain
 
-    def _layer(self, index: int, start: int, stop: int, hidden: torch.Tensor, done: dict[Any, Any]) -> torch.Tensor:
+    def _layer(
+        self, index: int, start: int, stop: int, hidden: torch.Tensor, done: dict[Any, Any]
+    ) -> torch.Tensor:
         if stop - start == self.tokens:
             return self.recording.run(index, hidden)
         position, module = index - self.pathway.first_layer, self.recording.layers[index]

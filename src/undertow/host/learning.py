@@ -43,7 +43,7 @@ def learn(attachment: Attachment) -> None:
     Raises:
         UnsupportedArchitectureError: the architecture cannot be hosted.
     """
-    model, backbone = attachment.owners
+    model, backbone = attachment.owners.model, attachment.owners.backbone
     stack: nn.ModuleList = getattr(backbone, attachment.stack_name)
     with quiet(model):
         attachment.arity = return_arity(model, stack)
@@ -52,7 +52,11 @@ def learn(attachment: Attachment) -> None:
             expected = observe(model, Observer(None), cached, new)
             observer = Observer(stack, attachment.arity)
             logits = observe(model, observer, cached, new)
-            same = torch.equal(logits, expected) if logits.device.type == "cpu" else torch.allclose(logits, expected)
+            same = (
+                torch.equal(logits, expected)
+                if logits.device.type == "cpu"
+                else torch.allclose(logits, expected)
+            )
             if len(observer.recordings) != 2 or not same:
                 raise refuse(model, "running its layers one after another does not reproduce its outputs")
             calls.append(observer.recordings[1][0].calls)
@@ -64,7 +68,8 @@ def learn(attachment: Attachment) -> None:
                 decode.verify(probe_ids(model, cached + new)[:, cached:], recording.hidden, hidden, logits)
     lengths = [new for _, new in PROBES]
     attachment.layouts = [
-        learn_layout(type(model).__name__, [first, second], lengths) for first, second in zip(*calls, strict=True)
+        learn_layout(type(model).__name__, [first, second], lengths)
+        for first, second in zip(*calls, strict=True)
     ]
 
 

@@ -36,7 +36,9 @@ class RolloutLayer(CacheLayerMixin):
         rollout = self.rollout
         if rollout.chain is None:
             return self.write(key_states, value_states, rollout.start)
-        keys, values, rollout.chain = WriteSlot.apply(key_states, value_states, rollout.chain, self, rollout.start)
+        keys, values, rollout.chain = WriteSlot.apply(
+            key_states, value_states, rollout.chain, self, rollout.start
+        )
         return keys, values
 
     def write(
@@ -72,7 +74,12 @@ class WriteSlot(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, keys: torch.Tensor, values: torch.Tensor, link: torch.Tensor, layer: RolloutLayer, start: int
+        ctx: Any,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        link: torch.Tensor,
+        layer: RolloutLayer,
+        start: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ctx.set_materialize_grads(False)
         ctx.layer, ctx.start, ctx.stop = layer, start, start + keys.shape[-2]

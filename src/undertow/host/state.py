@@ -95,7 +95,10 @@ class StateLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.is_initialized:
-            self.keys, self.values = self.keys.repeat_interleave(repeats, 0), self.values.repeat_interleave(repeats, 0)
+            self.keys, self.values = (
+                self.keys.repeat_interleave(repeats, 0),
+                self.values.repeat_interleave(repeats, 0),
+            )
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         if self.is_initialized:
@@ -107,7 +110,9 @@ def state_layer(cache: Cache, layers: int, lag: int) -> StateLayer:
     for layer in cache.layers[layers:]:
         if isinstance(layer, StateLayer):
             return layer
-    while len(cache.layers) < layers:  # a lazy cache makes its layers at their first update; ours must come after them
+    while (
+        len(cache.layers) < layers
+    ):  # a lazy cache makes its layers at their first update; ours must come after them
         cache.layers.append(cache.layer_class_to_replicate())
     layer = StateLayer(lag)
     cache.layers.append(layer)

@@ -66,21 +66,31 @@ def check_config(model: PreTrainedModel) -> None:
         raise refuse(model, "it is an encoder-decoder; use a decoder-only model")
     others = set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS
     if others:
-        raise refuse(model, f"it has {', '.join(sorted(others))} layers, whose own states cannot follow a rollout")
+        raise refuse(
+            model, f"it has {', '.join(sorted(others))} layers, whose own states cannot follow a rollout"
+        )
 
 
 def check_calls(model: PreTrainedModel, hidden: torch.Tensor, calls: list[Call], cache: Cache | None) -> None:
     """Refuse what one recorded forward shows to be unsupported."""
     if hidden.ndim != 3:
-        raise refuse(model, f"its residual stream has shape {list(hidden.shape)} where [batch, tokens, width] is needed")
+        raise refuse(
+            model,
+            f"its residual stream has shape {list(hidden.shape)} where [batch, tokens, width] is needed",
+        )
     if cache is None:
         raise refuse(model, "its layers take no key-value cache")
     for layer in cache.layers[: len(calls)]:
         if not hasattr(layer, "keys") or hasattr(layer, "conv_states") or hasattr(layer, "recurrent_states"):
-            raise refuse(model, f"its cache has {type(layer).__name__} entries, whose states cannot follow a rollout")
+            raise refuse(
+                model, f"its cache has {type(layer).__name__} entries, whose states cannot follow a rollout"
+            )
     for args, kwargs in calls:
         if any(isinstance(value, dict) for value in (*args, *kwargs.values())):
             raise refuse(model, "its layers pass on a dictionary besides the residual stream")
         for path, value in leaves((args, kwargs)):
             if isinstance(value, torch.Tensor) and value.ndim == 2 and "mask" in str(path[-1]):
-                raise refuse(model, "some of its layers take a token mask, as recurrent layers do, for their attention mask")
+                raise refuse(
+                    model,
+                    "some of its layers take a token mask, as recurrent layers do, for their attention mask",
+                )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel
 
+from undertow.host.owners import Owners
 from undertow.host.support import refuse
 
 FINAL_NORMS = ("norm", "ln_f", "norm_f", "final_layer_norm", "final_layernorm", "layer_norm")
@@ -17,40 +16,59 @@ class ExpectedEmbedding:
     A plain object, so that the modules it refers to keep their one place in the model.
     """
 
-    def __init__(self, model: PreTrainedModel, backbone: nn.Module) -> None:
-        self.model, self.backbone = model, backbone
+    def __init__(self, owners: Owners) -> None:
+        self.owners = owners
         self.scale = 1.0  # of the embeddings on their way into the first layer
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The model's logits ``[B, n, vocabulary]`` for the last layer's output ``[B, n, D]``."""
-        norm = next((getattr(self.backbone, name) for name in FINAL_NORMS if hasattr(self.backbone, name)), None)
-        head = self.model.get_output_embeddings()
+        norm = next(
+            (
+                getattr(self.owners.backbone, name)
+                for name in FINAL_NORMS
+                if hasattr(self.owners.backbone, name)
+            ),
+            None,
+        )
+        head = self.owners.model.get_output_embeddings()
         if norm is None or head is None:
-            raise refuse(self.model, "soft tokens need its final norm and its language-model head, which were not found")
-        config = self.model.config.get_text_config()
+            raise refuse(
+                self.owners.model,
+                "soft tokens need its final norm and its language-model head, which were not found",
+            )
+        config = self.owners.model.config.get_text_config()
         logits: torch.Tensor = head(norm(hidden))
-        logits = logits * (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
+        logits = (
+            logits
+            * (getattr(config, "logit_scale", None) or 1)
+            / (getattr(config, "logits_scaling", None) or 1)
+        )
         cap = getattr(config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        embeddings: torch.Tensor = self.model.get_input_embeddings().weight  # type: ignore[assignment]
+        embeddings: torch.Tensor = self.owners.model.get_input_embeddings().weight  # type: ignore[assignment]
         probabilities = torch.softmax(self.logits(hidden), dim=-1)[..., : embeddings.shape[0]]
         return self.scale * (probabilities.to(embeddings.dtype) @ embeddings).to(hidden.dtype)
 
-    def verify(self, ids: torch.Tensor, first: torch.Tensor, last: torch.Tensor, logits: torch.Tensor) -> None:
+    def verify(
+        self, ids: torch.Tensor, first: torch.Tensor, last: torch.Tensor, logits: torch.Tensor
+    ) -> None:
         """Check the formula on one forward of the model: its token ids, first layer's input, last layer's output, logits.
 
         Raises:
             UnsupportedArchitectureError: the model adds to its embeddings before the first layer, or turns the last
                 layer's output into logits in another way.
         """
-        embeddings = self.model.get_input_embeddings().weight[ids]  # type: ignore[index]
+        embeddings = self.owners.model.get_input_embeddings().weight[ids]  # type: ignore[index]
         self.scale = float((first * embeddings).sum() / embeddings.pow(2).sum())
         if not torch.allclose(first, self.scale * embeddings, rtol=1e-3, atol=1e-5):
             raise refuse(
-                self.model,
+                self.owners.model,
                 "soft tokens replace token embeddings, but its first layer sees more than these (learned positions or a norm)",
             )
         if not torch.allclose(self.logits(last), logits, rtol=1e-3, atol=1e-4):
-            raise refuse(self.model, "soft tokens need its logits to be head(norm(h)), scaled or capped, which they are not")
+            raise refuse(
+                self.owners.model,
+                "soft tokens need its logits to be head(norm(h)), scaled or capped, which they are not",
+            )

@@ -36,7 +36,9 @@ class TurboConn(Recurrence):
         pairs = tuple((int(source), int(destination)) for source, destination in self.connections)
         object.__setattr__(self, "connections", pairs)
         if not pairs:
-            raise ConfigError("TurboConn has no connections; give at least one (source layer, destination layer) pair")
+            raise ConfigError(
+                "TurboConn has no connections; give at least one (source layer, destination layer) pair"
+            )
         for source, destination in pairs:
             if source < destination:
                 raise ConfigError(
@@ -71,7 +73,9 @@ class TurboConn(Recurrence):
     def preset(cls, name: str, lag: int = 4, alpha: float = 100.0, rank: int = 120) -> TurboConn:
         """The wiring that the paper used for "llama-3.2-1b", "llama-3.1-8b" or "qwen3-1.7b" (appendix A.5)."""
         if name not in PRESETS:
-            raise ConfigError(f"no TurboConn preset is called {name!r}{nearest(name, PRESETS)}; there are {', '.join(PRESETS)}")
+            raise ConfigError(
+                f"no TurboConn preset is called {name!r}{nearest(name, PRESETS)}; there are {', '.join(PRESETS)}"
+            )
         sources, destinations, min_gap = PRESETS[name]
         return cls.wired(sources, destinations, min_gap, lag=lag, alpha=alpha, rank=rank)
 

@@ -42,9 +42,7 @@ class RecurrentBlock(ABC):
     initial: torch.Tensor | None
 
     @abstractmethod
-    def step(
-        self, start: int, stop: int, state: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, start: int, stop: int, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the block over tokens `start` to `stop`, at most `lag` of them, after the steps before it.
 
         `state` ``[B, stop - start, W]`` holds the states of the tokens `lag` back, or is None where there are none.

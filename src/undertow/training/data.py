@@ -1,0 +1,60 @@
+"""The order in which a task's examples are trained on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+from torch.utils.data import Dataset, Subset
+from transformers import PreTrainedTokenizerBase
+
+from undertow.tasks import Task, TaskDataset
+from undertow.training.recipe import TrainingSection
+
+# Batches among which examples are sorted by length: enough to save padding, few enough to stay well mixed.
+BUCKET_BATCHES = 50
+
+
+def training_set(
+    task: Task, tokenizer: PreTrainedTokenizerBase, section: TrainingSection, seed: int
+) -> tuple[Dataset[dict[str, list[int]]], int]:
+    """The examples of the whole training in their order, and how many of the split were too long.
+
+    A pure function of its arguments, so that a resumed run goes on with the batch after the last one. A finite split is
+    shuffled anew for each pass.
+    """
+    wanted = section.steps * section.batch * section.accumulate
+    endless = task.size("train") is None
+    overlong = "error" if section.max_tokens is None else "skip"
+    dataset = TaskDataset(
+        task,
+        "train",
+        tokenizer,
+        wanted if endless else None,
+        max_tokens=section.max_tokens,
+        overlong=overlong,
+    )
+    generator = random.Random(seed)
+    order: list[int] = []
+    while len(order) < wanted:
+        passed = list(range(len(dataset)))
+        if not endless:
+            generator.shuffle(passed)
+        order += passed
+    order = order[:wanted]
+    if section.bucket_by_length:
+        order = list(bucketed(order, dataset.lengths(), section.batch, generator))
+    return Subset(dataset, order), dataset.skipped
+
+
+def bucketed(
+    order: Sequence[int], lengths: Sequence[int], batch: int, generator: random.Random
+) -> Iterator[int]:
+    """The same examples, so that every run of `batch` has similar lengths, with the batches in random order."""
+    span = batch * BUCKET_BATCHES
+    for start in range(0, len(order), span):
+        chunk = sorted(order[start : start + span], key=lambda index: lengths[index])
+        batches = [chunk[i : i + batch] for i in range(0, len(chunk), batch)]
+        generator.shuffle(batches)
+        for members in batches:
+            yield from members

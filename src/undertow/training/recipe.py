@@ -1,0 +1,155 @@
+"""A recipe: one experiment as a frozen dataclass, read from YAML. Its field docs are the command line's help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from undertow.errors import ConfigError
+from undertow.pathways import T2MLR, SoftToken, TurboConn
+from undertow.solvers import Sequential
+from undertow.tasks import GSM8K, MultiStepArithmetic, Parity
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """The model: loaded from a folder or a hub name, or built from scratch in any shape."""
+
+    path: str | None = None
+    """Folder or hub name of a pretrained model and its tokenizer; without it, a model is built from the keys below."""
+    architecture: str = "llama"
+    """A transformers model type, such as llama, qwen3 or gpt2."""
+    layers: int = 2
+    """Number of decoder layers."""
+    width: int = 64
+    """Hidden size."""
+    heads: int = 4
+    """Attention heads."""
+    key_value_heads: int | None = None
+    """Key-value heads, for grouped-query attention; as many as there are heads if left out."""
+    feed_forward: int | None = None
+    """Width of the feed-forward layers; 8/3 of the hidden size, rounded to a multiple of 8, if left out."""
+    positions: int = 2048
+    """Longest sequence that the model is made for."""
+    initializer_range: float | None = None
+    """Standard deviation of the initial weights; width ** -0.5 if left out, which suits small models."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "positions"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}; use 1 or more")
+        if self.width % self.heads:
+            raise ConfigError(
+                f"model.width {self.width} is no multiple of model.heads {self.heads}; make it one"
+            )
+
+
+@dataclass(frozen=True)
+class LoRASection:
+    """Low-rank adapters on the base model; the recurrence is always trained whole."""
+
+    rank: int = 16
+    """Rank of the adapters."""
+    alpha: float | None = None
+    """Scale of the adapters' output over their rank; as large as the rank if left out."""
+    dropout: float = 0.0
+    """Dropout on the adapters' input."""
+    targets: tuple[str, ...] | None = None
+    """Names of the adapted linear layers; all of them but the head if left out."""
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    """Optimisation by transformers.Trainer with AdamW."""
+
+    steps: int = 1000
+    """Optimiser steps."""
+    batch: int = 64
+    """Examples a forward pass."""
+    accumulate: int = 1
+    """Forward passes whose gradients make one step."""
+    learning_rate: float = 1e-3
+    """Peak learning rate."""
+    schedule: Literal["constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"
+    """How the learning rate goes on after the warm-up."""
+    warmup_steps: int = 100
+    """Steps over which the learning rate rises from zero."""
+    weight_decay: float = 0.01
+    """AdamW's weight decay; norms and biases have none."""
+    beta2: float = 0.95
+    """AdamW's second beta."""
+    clip: float = 1.0
+    """Largest norm of the gradient; a larger one is scaled down to it."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass, to save memory."""
+    bucket_by_length: bool = True
+    """Make batches of examples of similar length, so that little is spent on padding."""
+    max_tokens: int | None = None
+    """Longest example in tokens; longer ones are left out, counted and reported."""
+    log_every: int = 10
+    """Steps between two lines of the log."""
+    evaluate_every: int | None = None
+    """Steps between two losses on held-out examples; only one at the end if left out."""
+    evaluate_examples: int = 256
+    """Held-out examples for that loss."""
+    save_every: int | None = None
+    """Steps between two checkpoints to resume from; none if left out."""
+    threads: int | None = None
+    """CPU threads of the training process; the machine's default if left out."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "accumulate", "log_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"training.{name} is {getattr(self, name)}; use 1 or more")
+
+
+@dataclass(frozen=True)
+class EvaluationSection:
+    """Accuracy of generated answers by length."""
+
+    lengths: tuple[int, ...] = ()
+    """Lengths to test, in the task's own unit; tasks that read a data set have none."""
+    examples: int = 256
+    """Examples of each length."""
+    batch: int = 128
+    """Prompts generated for at a time."""
+    temperature: float | None = None
+    """Also report accuracy of answers sampled at this temperature, beside greedy ones; TurboConn's paper uses 1."""
+    max_new_tokens: int | None = None
+    """Longest answer in tokens; two more than the longest right answer if left out."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One experiment, trained once for each seed."""
+
+    name: str
+    """Name of the run, and of its folder."""
+    task: Parity | MultiStepArithmetic | GSM8K
+    """What to learn."""
+    output: str = "runs"
+    """Folder that the run's folder is made in."""
+    seeds: tuple[int, ...] = (0,)
+    """Each trains one model, in a folder seed-N of the run's folder: weights, data and sampling follow from it."""
+    model: ModelSection = field(default_factory=ModelSection)
+    """The model."""
+    recurrence: TurboConn | T2MLR | SoftToken | None = None
+    """The recurrence in time; none for the plain model."""
+    solver: Sequential = field(default_factory=Sequential)
+    """How the states of a sequence are found in training."""
+    lora: LoRASection | None = None
+    """Train low-rank adapters instead of the base model's weights."""
+    training: TrainingSection = field(default_factory=TrainingSection)
+    """Optimisation."""
+    evaluation: EvaluationSection = field(default_factory=EvaluationSection)
+    """Evaluation after training, and by `undertow eval`."""
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise ConfigError(f"name is {self.name!r}; it names a folder, so use letters, digits and hyphens")
+        if not self.seeds:
+            raise ConfigError("seeds is empty; give at least one seed")
+        if self.lora is not None and self.model.path is None:
+            raise ConfigError(
+                "lora adapts a pretrained model, but model.path is not set; set it or remove lora"
+            )
