@@ -118,8 +118,7 @@ def convert(hint: Any, value: Any, where: str = "") -> Any:
         key_type, value_type = typing.get_args(hint)
         if isinstance(value, Mapping):
             return {
-                convert(key_type, key, where): convert(value_type, item, _join(where, key))
-                for key, item in value.items()
+                convert(key_type, key, where): convert(value_type, item, _join(where, key)) for key, item in value.items()
             }
     elif hint is float:
         number = _as_float(value)
@@ -300,9 +299,7 @@ def apply_overrides(mapping: Mapping[str, Any], arguments: Sequence[str]) -> dic
             elif isinstance(inner, str):
                 inner = {"kind": inner}
             elif not isinstance(inner, dict):
-                raise ConfigError(
-                    f"--{'.'.join(keys)}: {'.'.join(keys[:depth])} is {_shown(inner)}, which has no keys"
-                )
+                raise ConfigError(f"--{'.'.join(keys)}: {'.'.join(keys[:depth])} is {_shown(inner)}, which has no keys")
             section[key] = inner
             section = inner
         if len(keys) > 1 and keys[-1] == "kind" and section.get("kind", value) != value:

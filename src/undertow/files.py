@@ -43,9 +43,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
             if path.name not in {new.name for new in written}:
                 path.unlink()
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"could not write {folder}: {error}; what was there before is untouched"
-        ) from error
+        raise CheckpointError(f"could not write {folder}: {error}; what was there before is untouched") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -59,6 +57,4 @@ def write_text(path: Path, text: str) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"could not write {path}: {error}; what was there before is untouched"
-        ) from error
+        raise CheckpointError(f"could not write {path}: {error}; what was there before is untouched") from error

@@ -82,9 +82,7 @@ def learn_layout(name: str, calls: list[Call], lengths: list[int]) -> CallLayout
             layout.cache = path
         elif isinstance(value, torch.Tensor):
             sizes = list(zip(value.shape, second[path].shape, strict=True))
-            axes: Axes = tuple(
-                None if size[0] == size[1] else "query" if list(size) == lengths else "key" for size in sizes
-            )
+            axes: Axes = tuple(None if size[0] == size[1] else "query" if list(size) == lengths else "key" for size in sizes)
             if any(axes):
                 layout.axes[path] = axes
             if "query" in axes and "key" in axes:
@@ -105,8 +103,7 @@ class Cutter:
         self.calls, self.layouts, self.tokens = calls, layouts, tokens
         # Most stacks call all their layers with the same objects: one cut serves them all.
         self.shared = [
-            self._same(calls[0], call) and layout == layouts[0]
-            for call, layout in zip(calls, layouts, strict=True)
+            self._same(calls[0], call) and layout == layouts[0] for call, layout in zip(calls, layouts, strict=True)
         ]
         self.causal: torch.Tensor | None = None
 
@@ -177,6 +174,4 @@ class Cutter:
         count = stop - start
         past = keys[1] - stop
         query = torch.arange(start + past, stop + past, device=device)[:, None]
-        return (torch.arange(keys[0], keys[1], device=device)[None] <= query)[None, None].expand(
-            1, 1, count, -1
-        )
+        return (torch.arange(keys[0], keys[1], device=device)[None] <= query)[None, None].expand(1, 1, count, -1)

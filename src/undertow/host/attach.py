@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from undertow.errors import ConfigError
 from undertow.host.arguments import CallLayout
@@ -79,9 +80,7 @@ def attach(model: Model, recurrence: Recurrence, solver: Solver | None = None) -
         ConfigError: the recurrence does not fit the model, or the model has one.
     """
     if not isinstance(model, PreTrainedModel):
-        raise ConfigError(
-            f"attach takes a transformers model, not a {type(model).__name__}; attach before PEFT wraps it"
-        )
+        raise ConfigError(f"attach takes a transformers model, not a {type(model).__name__}; attach before PEFT wraps it")
     stack_name = find_stack(model)
     parent_name, _, attribute = stack_name.rpartition(".")
     backbone, stack = model.get_submodule(parent_name), model.get_submodule(stack_name)
@@ -107,7 +106,7 @@ def attach(model: Model, recurrence: Recurrence, solver: Solver | None = None) -
         backbone.register_forward_pre_hook(enter, with_kwargs=True),
         backbone.register_forward_hook(leave, always_call=True),
     ]
-    model.save_pretrained = MethodType(save_pretrained, model)  # type: ignore[assignment]
+    model.save_pretrained = MethodType(save_pretrained, model)  # type: ignore[method-assign]
     model.prepare_inputs_for_generation = MethodType(growing_mask(type(model)), model)  # type: ignore[assignment]
     try:
         if not parameter.is_meta:
@@ -198,7 +197,7 @@ def enter(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def leave(backbone: nn.Module, args: Any, output: Any) -> None:
     forward = current_forward.get()
-    if isinstance(forward, Forward):
+    if isinstance(forward, Forward) and forward.token is not None:
         current_forward.reset(forward.token)
 
 
@@ -212,15 +211,17 @@ def growing_mask(model_class: Any) -> Callable[..., dict[str, Any]]:
         inputs: dict[str, Any] = original(self, input_ids, *args, **kwargs)
         if mask is not None:
             given = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
-            generated = mask.new_ones(mask.shape[0], max(input_ids.shape[1] - mask.shape[1], 0))
-            inputs["recurrent_mask"] = torch.cat([mask, generated], dim=1)[:, -given.shape[1] :]
+            total = input_ids.shape[1]
+            if mask.shape[1] > total:  # a chunk of the prompt, or the first token after `inputs_embeds`
+                cache = next((value for value in inputs.values() if isinstance(value, Cache)), None)
+                total = given.shape[1] + (0 if cache is None else int(cache.get_seq_length()))
+            generated = mask.new_ones(mask.shape[0], max(total - mask.shape[1], 0))
+            inputs["recurrent_mask"] = torch.cat([mask, generated], dim=1)[:, total - given.shape[1] : total]
         return inputs
 
     signature = inspect.signature(original)
     mask = inspect.Parameter("recurrent_mask", inspect.Parameter.KEYWORD_ONLY, default=None)
     parameters = list(signature.parameters.values())
-    at = next(
-        (i for i, p in enumerate(parameters) if p.kind is inspect.Parameter.VAR_KEYWORD), len(parameters)
-    )
+    at = next((i for i, p in enumerate(parameters) if p.kind is inspect.Parameter.VAR_KEYWORD), len(parameters))
     prepare.__signature__ = signature.replace(parameters=[*parameters[:at], mask, *parameters[at:]])  # type: ignore[attr-defined]
     return prepare

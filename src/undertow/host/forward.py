@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import Token
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +13,8 @@ from transformers.cache_utils import Cache
 
 from undertow.host.arguments import Cutter, find_cache, leaves
 from undertow.host.rollout_cache import RolloutCache
-from undertow.host.stack import Recording, first_output
-from undertow.host.state import StateLayer, state_layer
+from undertow.host.stack import HostedForward, Recording, first_output
+from undertow.host.state import state_layer
 from undertow.host.tokens import active_tokens, documents, present_states
 from undertow.solvers.base import RecurrentBlock
 
@@ -25,8 +26,10 @@ class Forward:
     """What a hosted forward needs to know besides the recorded calls: the attachment and the model's inputs."""
 
     def __init__(self, attachment: Attachment, stack: torch.nn.ModuleList, inputs: dict[str, Any]) -> None:
-        self.attachment, self.stack, self.inputs = attachment, stack, inputs
+        self.attachment, self.inputs = attachment, inputs
+        self.stack: torch.nn.ModuleList | None = stack
         self.arity = attachment.arity
+        self.token: Token[HostedForward | None] | None = None
 
     def run(self, recording: Recording) -> torch.Tensor:
         """The output ``[B, T, D]`` of the last layer, recurrence included."""
@@ -58,9 +61,7 @@ class Forward:
             pathway.lag,
         )
 
-        block = HostedBlock(
-            attachment, recording, cache, past, active, present, None if recent is None else recent[0]
-        )
+        block = HostedBlock(attachment, recording, cache, past, active, present, None if recent is None else recent[0])
         for index in range(pathway.first_layer):
             hidden = recording.run(index, hidden)
         block.begin(hidden)
@@ -109,8 +110,7 @@ class HostedBlock(RecurrentBlock):
         self.cutter = Cutter(calls, [self.layouts[index] for index in self.layers], self.tokens)
         modules = [self.recording.layers[index] for index in self.layers]
         gradients = torch.is_grad_enabled() and (
-            hidden.requires_grad
-            or any(p.requires_grad for module in (self.pathway, *modules) for p in module.parameters())
+            hidden.requires_grad or any(p.requires_grad for module in (self.pathway, *modules) for p in module.parameters())
         )
         if self.past == 0:
             self.rollout = RolloutCache(len(self.recording.layers), self.tokens)
@@ -141,7 +141,8 @@ class HostedBlock(RecurrentBlock):
         chain: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Tokens `start` to `stop` through the block: write, read and run layers, site by site."""
-        pathway, done = self.pathway, {}
+        pathway = self.pathway
+        done: dict[Any, Any] = {}  # what is cut for this group
         if self.rollout is not None:
             self.rollout.open(start, chain)
         if state is not None and self.present is not None:
@@ -162,9 +163,7 @@ class HostedBlock(RecurrentBlock):
         chain = None if self.rollout is None else self.rollout.chain
         return hidden, pathway.update(readings, state), chain
 
-    def _layer(
-        self, index: int, start: int, stop: int, hidden: torch.Tensor, done: dict[Any, Any]
-    ) -> torch.Tensor:
+    def _layer(self, index: int, start: int, stop: int, hidden: torch.Tensor, done: dict[Any, Any]) -> torch.Tensor:
         if stop - start == self.tokens:
             return self.recording.run(index, hidden)
         position, module = index - self.pathway.first_layer, self.recording.layers[index]
@@ -186,8 +185,7 @@ class HostedBlock(RecurrentBlock):
         if self.rollout is None or self.cache is None or self.checkpointing:
             return
         for index in self.layers:
-            layer = self.rollout.layers[index]
-            self.cache.update(layer.keys.data, layer.values.data, index)
+            self.cache.update(*self.rollout.contents(index), index)
 
 
 def checkpoints(module: torch.nn.Module) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from undertow.host.arguments import find_cache, learn_layout
@@ -52,11 +53,7 @@ def learn(attachment: Attachment) -> None:
             expected = observe(model, Observer(None), cached, new)
             observer = Observer(stack, attachment.arity)
             logits = observe(model, observer, cached, new)
-            same = (
-                torch.equal(logits, expected)
-                if logits.device.type == "cpu"
-                else torch.allclose(logits, expected)
-            )
+            same = torch.equal(logits, expected) if logits.device.type == "cpu" else torch.allclose(logits, expected)
             if len(observer.recordings) != 2 or not same:
                 raise refuse(model, "running its layers one after another does not reproduce its outputs")
             calls.append(observer.recordings[1][0].calls)
@@ -68,12 +65,11 @@ def learn(attachment: Attachment) -> None:
                 decode.verify(probe_ids(model, cached + new)[:, cached:], recording.hidden, hidden, logits)
     lengths = [new for _, new in PROBES]
     attachment.layouts = [
-        learn_layout(type(model).__name__, [first, second], lengths)
-        for first, second in zip(*calls, strict=True)
+        learn_layout(type(model).__name__, [first, second], lengths) for first, second in zip(*calls, strict=True)
     ]
 
 
-def observe(model: nn.Module, observer: Observer, cached: int, new: int) -> torch.Tensor:
+def observe(model: PreTrainedModel, observer: Observer, cached: int, new: int) -> torch.Tensor:
     """Logits of `new` tokens after `cached` ones, of a batch whose first row is left-padded."""
     ids = probe_ids(model, cached + new)
     mask = torch.ones_like(ids)
@@ -97,10 +93,10 @@ def probe_ids(model: Any, tokens: int) -> torch.Tensor:
     return torch.arange(2 * tokens, device=embeddings.device).reshape(2, tokens) % embeddings.shape[0]
 
 
-def return_arity(model: nn.Module, stack: nn.ModuleList) -> int:
+def return_arity(model: PreTrainedModel, stack: nn.ModuleList) -> int:
     """The length of the tuple that a layer returns, 0 for a bare tensor."""
     seen: list[int] = []
-    handle = next(iter(stack._modules.values())).register_forward_hook(  # type: ignore[union-attr]
+    handle = next(iter(stack._modules.values())).register_forward_hook(
         lambda module, args, output: seen.append(len(output) if isinstance(output, tuple) else 0)
     )
     token = current_forward.set(Observer(None))

@@ -36,14 +36,10 @@ class RolloutLayer(CacheLayerMixin):
         rollout = self.rollout
         if rollout.chain is None:
             return self.write(key_states, value_states, rollout.start)
-        keys, values, rollout.chain = WriteSlot.apply(
-            key_states, value_states, rollout.chain, self, rollout.start
-        )
+        keys, values, rollout.chain = WriteSlot.apply(key_states, value_states, rollout.chain, self, rollout.start)
         return keys, values
 
-    def write(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, start: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def write(self, key_states: torch.Tensor, value_states: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Fill the slots from `start` on; views of all slots so far.
 
         A slot is never written twice with other values (checkpointing may write the same again), so views that autograd
@@ -86,7 +82,7 @@ class WriteSlot(torch.autograd.Function):
         return *layer.write(keys, values, start), link.new_empty(())
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         layer, start, stop = ctx.layer, ctx.start, ctx.stop
         if layer.gradients is None:
@@ -112,3 +108,9 @@ class RolloutCache(Cache):
     def open(self, start: int, chain: torch.Tensor | None) -> None:
         """Say where the next group writes, and which link it follows; None where no gradient is wanted."""
         self.start, self.chain = start, chain
+
+    def contents(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values of a layer, ``[B, heads, T, head width]`` each, without a graph."""
+        held = self.layers[layer]
+        assert isinstance(held, RolloutLayer) and held.keys is not None and held.values is not None
+        return held.keys.data, held.values.data

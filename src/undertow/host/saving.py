@@ -27,9 +27,7 @@ class UndertowConfig(PreTrainedConfig):
 
     model_type = "undertow"
 
-    def __init__(
-        self, base: dict[str, Any] | None = None, recurrence: dict[str, Any] | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, base: dict[str, Any] | None = None, recurrence: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.base, self.recurrence = base or {}, recurrence or {}
         super().__init__(**kwargs)
 
@@ -40,9 +38,7 @@ class UndertowForCausalLM:
     config_class = UndertowConfig
 
     @classmethod
-    def from_pretrained(
-        cls, folder: str | os.PathLike[str], *args: Any, config: Any = None, **kwargs: Any
-    ) -> Any:
+    def from_pretrained(cls, folder: str | os.PathLike[str], *args: Any, config: Any = None, **kwargs: Any) -> Any:
         """Load a hosted model; arguments as for any `from_pretrained`.
 
         Raises:
@@ -60,9 +56,7 @@ class UndertowForCausalLM:
                 folder, *args, config=base_config, output_loading_info=True, **kwargs
             )
         except SafetensorError as error:
-            raise CheckpointError(
-                f"the weights in {folder} are damaged: {error}; load an earlier checkpoint"
-            ) from error
+            raise CheckpointError(f"the weights in {folder} are damaged: {error}; load an earlier checkpoint") from error
         missing = sorted(key for key in info["missing_keys"] if ".recurrence." in f".{key}")
         if missing:
             raise CheckpointError(
@@ -91,9 +85,7 @@ def read_config(config: UndertowConfig) -> tuple[type[PreTrainedModel], PreTrain
         base_class = getattr(transformers, (config.architectures or base["architectures"])[0])
         recurrence = recurrence_from_mapping(config.recurrence)
     except (KeyError, AttributeError, TypeError, IndexError, ValueError) as error:
-        raise CheckpointError(
-            f"the checkpoint's config.json does not describe a hosted model: {error}"
-        ) from error
+        raise CheckpointError(f"the checkpoint's config.json does not describe a hosted model: {error}") from error
     return base_class, base_config, recurrence
 
 
@@ -102,14 +94,12 @@ def recurrence_from_mapping(mapping: dict[str, Any]) -> Recurrence:
     settings = dict(mapping)
     kind = settings.pop("kind", None)
     if kind not in RECURRENCES:
-        raise ConfigError(
-            f"recurrence kind {kind!r} is unknown{nearest(kind, RECURRENCES)}; use {', '.join(RECURRENCES)}"
-        )
+        raise ConfigError(f"recurrence kind {kind!r} is unknown{nearest(kind, RECURRENCES)}; use {', '.join(RECURRENCES)}")
     return from_mapping(RECURRENCES[kind], settings, where="recurrence")
 
 
 def loading_class(base_class: Any, recurrence: Recurrence) -> Any:
-    """A subclass of the base model's class that has the recurrence from the start, so that its weights load with the rest."""
+    """A subclass of the base model's class that has the recurrence from the start: its weights load with the rest."""
     from undertow.host.attach import attach
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -133,9 +123,7 @@ def save_pretrained(self: Any, save_directory: str | os.PathLike[str], *args: An
     from undertow.host.attach import find_attachment
 
     if kwargs.pop("push_to_hub", False):
-        raise ConfigError(
-            "save_pretrained cannot push at the same time; call push_to_hub on the model instead"
-        )
+        raise ConfigError("save_pretrained cannot push at the same time; call push_to_hub on the model instead")
     if not kwargs.get("is_main_process", True):
         return
     recurrence = to_mapping(find_attachment(self).settings)

@@ -51,7 +51,7 @@ def first_output(output: Any) -> torch.Tensor:
 class HostedForward(Protocol):
     """What runs the recorded layers."""
 
-    stack: nn.ModuleList
+    stack: nn.ModuleList | None
     arity: int
 
     def run(self, recording: Recording) -> torch.Tensor: ...
@@ -76,8 +76,8 @@ class Recorder:
             recording.hidden = hidden
         if len(recording.calls) != self._index:
             raise UnsupportedArchitectureError(
-                f"layer {self._index} was called after {len(recording.calls)} layers: this model does not run its layers one "
-                "after another, each once, which a recurrence needs"
+                f"layer {self._index} was called after {len(recording.calls)} layers: this model does not run its layers "
+                "one after another, each once, which a recurrence needs"
             )
         recording.calls.append((args, kwargs))
         if self._index == len(recording.layers) - 1:
@@ -92,7 +92,7 @@ class Stack(nn.ModuleList):
         forward = current_forward.get()
         if forward is None or forward.stack is not self:
             return None
-        recording = Recording(list(self._modules.values()), forward.arity)  # type: ignore[arg-type]
+        recording = Recording(list(self._modules.values()), forward.arity)
         return [Recorder(forward, recording, index) for index in range(len(self))]
 
     def __iter__(self) -> Iterator[Any]:

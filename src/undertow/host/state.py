@@ -23,13 +23,15 @@ class StateLayer(CacheLayerMixin):
     """
 
     is_croppable = True
-    is_compileable = False
     is_sliding = False
     supports_early_init = False
+    keys: Any
+    values: Any
 
-    def __init__(self, lag: int) -> None:
+    def __init__(self, lag: int, is_compileable: bool = False) -> None:
         super().__init__()
         self.lag = lag
+        self.is_compileable = is_compileable  # as the other layers: it decides how a static cache is masked
         self.seen = 0
         self.all_present = True
 
@@ -110,10 +112,9 @@ def state_layer(cache: Cache, layers: int, lag: int) -> StateLayer:
     for layer in cache.layers[layers:]:
         if isinstance(layer, StateLayer):
             return layer
-    while (
-        len(cache.layers) < layers
-    ):  # a lazy cache makes its layers at their first update; ours must come after them
+    while len(cache.layers) < layers:  # a lazy cache makes its layers at their first update; ours must come after them
+        assert cache.layer_class_to_replicate is not None
         cache.layers.append(cache.layer_class_to_replicate())
-    layer = StateLayer(lag)
+    layer = StateLayer(lag, is_compileable=all(other.is_compileable for other in cache.layers))
     cache.layers.append(layer)
     return layer

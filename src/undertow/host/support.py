@@ -66,9 +66,7 @@ def check_config(model: PreTrainedModel) -> None:
         raise refuse(model, "it is an encoder-decoder; use a decoder-only model")
     others = set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS
     if others:
-        raise refuse(
-            model, f"it has {', '.join(sorted(others))} layers, whose own states cannot follow a rollout"
-        )
+        raise refuse(model, f"it has {', '.join(sorted(others))} layers, whose own states cannot follow a rollout")
 
 
 def check_calls(model: PreTrainedModel, hidden: torch.Tensor, calls: list[Call], cache: Cache | None) -> None:
@@ -82,9 +80,7 @@ def check_calls(model: PreTrainedModel, hidden: torch.Tensor, calls: list[Call],
         raise refuse(model, "its layers take no key-value cache")
     for layer in cache.layers[: len(calls)]:
         if not hasattr(layer, "keys") or hasattr(layer, "conv_states") or hasattr(layer, "recurrent_states"):
-            raise refuse(
-                model, f"its cache has {type(layer).__name__} entries, whose states cannot follow a rollout"
-            )
+            raise refuse(model, f"its cache has {type(layer).__name__} entries, whose states cannot follow a rollout")
     for args, kwargs in calls:
         if any(isinstance(value, dict) for value in (*args, *kwargs.values())):
             raise refuse(model, "its layers pass on a dictionary besides the residual stream")

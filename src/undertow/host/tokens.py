@@ -25,11 +25,7 @@ def active_tokens(
     """
     active: torch.Tensor | None = None
     if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
-        active = (
-            attention_mask[:, -tokens:].bool()
-            if past == 0
-            else attention_mask[:, past : past + tokens].bool()
-        )
+        active = attention_mask[:, past : past + tokens].bool()  # Bloom's reaches as far as its static cache
     elif isinstance(layer_mask, torch.Tensor) and layer_mask.ndim == 4 and attention_mask is not None:
         own = layer_mask[:, 0].diagonal(offset=min(past, layer_mask.shape[-1] - tokens), dim1=-2, dim2=-1)
         active = own if own.dtype == torch.bool else own == 0
@@ -86,7 +82,5 @@ def present_states(
         present[:, lag:] &= active[:, :-lag] if tokens > lag else active[:, :0]
     if document is not None:
         present[:, :head] &= document[:, :head] == 0  # what is cached belongs to the first document
-        present[:, lag:] &= (
-            (document[:, lag:] == document[:, :-lag]) if tokens > lag else document[:, :0].bool()
-        )
+        present[:, lag:] &= (document[:, lag:] == document[:, :-lag]) if tokens > lag else document[:, :0].bool()
     return present

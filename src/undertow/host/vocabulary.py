@@ -23,11 +23,7 @@ class ExpectedEmbedding:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The model's logits ``[B, n, vocabulary]`` for the last layer's output ``[B, n, D]``."""
         norm = next(
-            (
-                getattr(self.owners.backbone, name)
-                for name in FINAL_NORMS
-                if hasattr(self.owners.backbone, name)
-            ),
+            (getattr(self.owners.backbone, name) for name in FINAL_NORMS if hasattr(self.owners.backbone, name)),
             None,
         )
         head = self.owners.model.get_output_embeddings()
@@ -38,11 +34,7 @@ class ExpectedEmbedding:
             )
         config = self.owners.model.config.get_text_config()
         logits: torch.Tensor = head(norm(hidden))
-        logits = (
-            logits
-            * (getattr(config, "logit_scale", None) or 1)
-            / (getattr(config, "logits_scaling", None) or 1)
-        )
+        logits = logits * (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
         cap = getattr(config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
@@ -51,9 +43,7 @@ class ExpectedEmbedding:
         probabilities = torch.softmax(self.logits(hidden), dim=-1)[..., : embeddings.shape[0]]
         return self.scale * (probabilities.to(embeddings.dtype) @ embeddings).to(hidden.dtype)
 
-    def verify(
-        self, ids: torch.Tensor, first: torch.Tensor, last: torch.Tensor, logits: torch.Tensor
-    ) -> None:
+    def verify(self, ids: torch.Tensor, first: torch.Tensor, last: torch.Tensor, logits: torch.Tensor) -> None:
         """Check the formula on one forward of the model: its token ids, first layer's input, last layer's output, logits.
 
         Raises:
@@ -65,7 +55,7 @@ class ExpectedEmbedding:
         if not torch.allclose(first, self.scale * embeddings, rtol=1e-3, atol=1e-5):
             raise refuse(
                 self.owners.model,
-                "soft tokens replace token embeddings, but its first layer sees more than these (learned positions or a norm)",
+                "soft tokens replace token embeddings, but its first layer sees more (learned positions or a norm)",
             )
         if not torch.allclose(self.logits(last), logits, rtol=1e-3, atol=1e-4):
             raise refuse(

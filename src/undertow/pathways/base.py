@@ -85,6 +85,4 @@ class Recurrence(ABC):
 def check_layer(name: str, layer: int, layers: int) -> None:
     """Refuse a layer that the model does not have."""
     if not 0 <= layer < layers:
-        raise ConfigError(
-            f"{name} {layer} is outside the model, whose layers are 0 to {layers - 1}; choose one of these"
-        )
+        raise ConfigError(f"{name} {layer} is outside the model, whose layers are 0 to {layers - 1}; choose one of these")

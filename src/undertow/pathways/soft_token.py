@@ -22,15 +22,11 @@ class SoftToken(Recurrence):
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight <= 1:
-            raise ConfigError(
-                f"soft-token weight is {self.weight}; it is a share, so use a number from 0 to 1"
-            )
+            raise ConfigError(f"soft-token weight is {self.weight}; it is a share, so use a number from 0 to 1")
 
     def build(self, layers: int, width: int, decode: Decode | None = None) -> SoftTokenPathway:
         if decode is None:
-            raise ConfigError(
-                "soft-token feedback needs the model's vocabulary; attach it to a causal language model"
-            )
+            raise ConfigError("soft-token feedback needs the model's vocabulary; attach it to a causal language model")
         return SoftTokenPathway(self, layers, width, decode)
 
 

@@ -70,9 +70,7 @@ class T2MLRPathway(Pathway):
         self.reads = frozenset({settings.last_layer + 1})
         self.norm, self.detach_residual = settings.norm, settings.detach_residual
         self.project = nn.Linear(width, width, bias=False)  # W_rec
-        self.gates = nn.Linear(
-            2 * width, 2 * width
-        )  # f_rec in the first half of the rows, f_cur in the second
+        self.gates = nn.Linear(2 * width, 2 * width)  # f_rec in the first half of the rows, f_cur in the second
         for gate in self.gates.weight.chunk(2):
             nn.init.xavier_normal_(gate.data, gain=settings.gate_gain)
         nn.init.zeros_(self.gates.bias)
@@ -91,9 +89,7 @@ class T2MLRPathway(Pathway):
 
     def write(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         projected = self.project(state)
-        recurrent, current = torch.sigmoid(self.gates(torch.cat([hidden, projected], dim=-1))).chunk(
-            2, dim=-1
-        )
+        recurrent, current = torch.sigmoid(self.gates(torch.cat([hidden, projected], dim=-1))).chunk(2, dim=-1)
         gamma_recurrent = torch.tanh(self.gamma_recurrent).to(hidden.dtype)
         gamma_current = torch.tanh(self.gamma_current).to(hidden.dtype)
         return gamma_recurrent * recurrent * projected + gamma_current * current * hidden

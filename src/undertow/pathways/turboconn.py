@@ -36,9 +36,7 @@ class TurboConn(Recurrence):
         pairs = tuple((int(source), int(destination)) for source, destination in self.connections)
         object.__setattr__(self, "connections", pairs)
         if not pairs:
-            raise ConfigError(
-                "TurboConn has no connections; give at least one (source layer, destination layer) pair"
-            )
+            raise ConfigError("TurboConn has no connections; give at least one (source layer, destination layer) pair")
         for source, destination in pairs:
             if source < destination:
                 raise ConfigError(

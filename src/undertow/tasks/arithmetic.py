@@ -39,8 +39,7 @@ class MultiStepArithmetic(GeneratedTask):
             raise ConfigError(f"min_operands is {self.min_operands}, but must be at least 1; raise it.")
         if self.max_operands < self.min_operands:
             raise ConfigError(
-                f"max_operands is {self.max_operands}, but must be at least min_operands, "
-                f"{self.min_operands}; raise it."
+                f"max_operands is {self.max_operands}, but must be at least min_operands, {self.min_operands}; raise it."
             )
 
     def draw(self, generator: random.Random, length: int | None) -> Example:
@@ -54,9 +53,7 @@ class MultiStepArithmetic(GeneratedTask):
     def characters(self) -> str:
         """See `Task.characters`."""
         alphabet = "0123456789+-*()="
-        return "".join(
-            sorted(set(alphabet if self.template == "bare" else paper_prompt(_QUESTION, alphabet)))
-        )
+        return "".join(sorted(set(alphabet if self.template == "bare" else paper_prompt(_QUESTION, alphabet))))
 
 
 def _draw_part(generator: random.Random, operands: int) -> tuple[str, str, int]:

@@ -76,9 +76,7 @@ class GeneratedTask(Task):
 
     def __post_init__(self) -> None:
         if self.template not in get_args(Template):
-            raise ConfigError(
-                f"template is {self.template!r}, but must be 'paper' or 'bare'; choose one of them."
-            )
+            raise ConfigError(f"template is {self.template!r}, but must be 'paper' or 'bare'; choose one of them.")
 
     @abstractmethod
     def draw(self, generator: random.Random, length: int | None) -> Example:
@@ -97,13 +95,9 @@ class GeneratedTask(Task):
         """
         check_split(split)
         if index < 0:
-            raise ConfigError(
-                f"The example's index is {index}, but must be at least 0; count examples from 0."
-            )
+            raise ConfigError(f"The example's index is {index}, but must be at least 0; count examples from 0.")
         if length is not None and length < 1:
-            raise ConfigError(
-                f"The example's length is {length}, but must be at least 1; ask for a longer one."
-            )
+            raise ConfigError(f"The example's length is {length}, but must be at least 1; ask for a longer one.")
         generator = random.Random(_stable_hash(f"{self.kind}|{self.seed}|{split}|{index}|{length}"))
         for _ in range(_ATTEMPTS):
             example = self.draw(generator, length)
@@ -139,9 +133,7 @@ def first_line(text: str) -> str:
 def check_split(split: str) -> None:
     """Raise ConfigError if there is no split of this name."""
     if split not in get_args(Split):
-        raise ConfigError(
-            f"The split is {split!r}, but must be 'train', 'valid' or 'test'; choose one of them."
-        )
+        raise ConfigError(f"The split is {split!r}, but must be 'train', 'valid' or 'test'; choose one of them.")
 
 
 def _stable_hash(text: str) -> int:

@@ -27,9 +27,7 @@ def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
 
 
-def encode(
-    example: Example, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None = None
-) -> dict[str, list[int]]:
+def encode(example: Example, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None = None) -> dict[str, list[int]]:
     """Return `input_ids` and `labels` of an example: prompt, completion, EOS; the prompt's labels are masked.
 
     Prompt and completion are tokenised apart and then joined, so that no token spans the border and the
@@ -40,9 +38,7 @@ def encode(
     the tokenizer does not know; ConfigError for a tokenizer without an EOS token.
     """
     if tokenizer.eos_token_id is None:
-        raise ConfigError(
-            "The tokenizer has no EOS token, but completions must end with one; set its eos_token."
-        )
+        raise ConfigError("The tokenizer has no EOS token, but completions must end with one; set its eos_token.")
     prompt = encode_prompt(example.prompt, tokenizer)
     answer = _known_ids(example.completion, tokenizer, add_special_tokens=False)
     completion = [*answer, tokenizer.eos_token_id]
@@ -164,16 +160,13 @@ class PadCollator:
 def _indices(task: Task, split: Split, count: int | None, start: int) -> range:
     size = task.size(split)
     if count is None and size is None:
-        raise ConfigError(
-            f"count is missing, but {task.kind} is generated without end; say how many examples to take."
-        )
+        raise ConfigError(f"count is missing, but {task.kind} is generated without end; say how many examples to take.")
     stop = size if count is None else start + count
     assert stop is not None
     if start < 0 or stop < start or (size is not None and stop > size):
         held = "has no end" if size is None else f"holds {size}"
         raise ConfigError(
-            f"start is {start} and count is {count}, but the {split} split of {task.kind} {held}; "
-            f"choose examples inside it."
+            f"start is {start} and count is {count}, but the {split} split of {task.kind} {held}; choose examples inside it."
         )
     return range(start, stop)
 
@@ -184,8 +177,7 @@ def _known_ids(text: str, tokenizer: PreTrainedTokenizerBase, add_special_tokens
     unknown = {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
     if unknown.intersection(ids):
         raise DataError(
-            f"The tokenizer does not know a part of {_shown(text)}; "
-            f"use one built with all characters of the task."
+            f"The tokenizer does not know a part of {_shown(text)}; use one built with all characters of the task."
         )
     return ids
 

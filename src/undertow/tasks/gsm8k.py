@@ -89,9 +89,7 @@ class GSM8K(Task):
         name = "train" if held_out else split
         path = {"train": self.train, "valid": self.valid, "test": self.test}[name]
         if path is None:
-            raise ConfigError(
-                f"The {split} split needs the field {name!r} of {self.kind}; give it the path of a file."
-            )
+            raise ConfigError(f"The {split} split needs the field {name!r} of {self.kind}; give it the path of a file.")
         part = split if name == "train" and self.valid is None else None
         file = Path(path).expanduser()
         try:
@@ -99,9 +97,7 @@ class GSM8K(Task):
         except UnicodeDecodeError as error:
             raise DataError(f"{path} is no UTF-8 text; give a .jsonl or .txt file.") from error
         except OSError as error:
-            raise DataError(
-                f"{path} cannot be read ({error.strerror}); check the path of the {name} file."
-            ) from error
+            raise DataError(f"{path} cannot be read ({error.strerror}); check the path of the {name} file.") from error
 
 
 class _Problem(NamedTuple):

@@ -33,8 +33,7 @@ class Parity(GeneratedTask):
             raise ConfigError(f"min_length is {self.min_length}, but must be at least 1; raise it.")
         if self.max_length < self.min_length:
             raise ConfigError(
-                f"max_length is {self.max_length}, but must be at least min_length, "
-                f"{self.min_length}; raise it."
+                f"max_length is {self.max_length}, but must be at least min_length, {self.min_length}; raise it."
             )
 
     def draw(self, generator: random.Random, length: int | None) -> Example:

@@ -21,15 +21,13 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
     Raises ConfigError if there are no characters.
     """
     if not characters:
-        raise ConfigError(
-            "characters is empty, but a tokenizer needs at least one; give it task.characters()."
-        )
+        raise ConfigError("characters is empty, but a tokenizer needs at least one; give it task.characters().")
     vocabulary = {token: i for i, token in enumerate([*_SPECIAL.values(), *sorted(set(characters))])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_SPECIAL["unk_token"]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     # Without a decoder, tokens would be joined with blanks.
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         padding_side="left",
         clean_up_tokenization_spaces=False,

@@ -30,9 +30,7 @@ def build(recipe: Recipe, seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
         model = from_scratch(recipe.model, tokenizer)
     if recipe.recurrence is not None:
         attach(model, recipe.recurrence, recipe.solver)
-    return (
-        model if recipe.lora is None else with_adapters(model, recipe.lora, recipe.recurrence is not None)
-    ), tokenizer
+    return (model if recipe.lora is None else with_adapters(model, recipe.lora, recipe.recurrence is not None)), tokenizer
 
 
 def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -42,9 +40,7 @@ def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
         CheckpointError: there is no model there, or it cannot be loaded.
     """
     if Path(path).exists() and not (Path(path) / "config.json").is_file():
-        raise CheckpointError(
-            f"{path} is no checkpoint: it has no config.json; give a folder that save_pretrained wrote"
-        )
+        raise CheckpointError(f"{path} is no checkpoint: it has no config.json; give a folder that save_pretrained wrote")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
@@ -90,9 +86,7 @@ def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> A
         model = AutoModelForCausalLM.from_config(config)
     except (ValueError, KeyError, TypeError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"model.architecture {section.architecture!r} cannot be built from scratch: {reason}"
-        ) from error
+        raise ConfigError(f"model.architecture {section.architecture!r} cannot be built from scratch: {reason}") from error
     return model
 
 
@@ -101,9 +95,7 @@ def with_adapters(model: Any, section: LoRASection, recurrence: bool) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise ConfigError(
-            'lora needs the package peft; install it with: pip install "undertow[train]"'
-        ) from error
+        raise ConfigError('lora needs the package peft; install it with: pip install "undertow[train]"') from error
     head = model.get_output_embeddings()
     targets = list(section.targets or ()) or sorted(
         {

@@ -25,14 +25,13 @@ def training_set(
     """
     wanted = section.steps * section.batch * section.accumulate
     endless = task.size("train") is None
-    overlong = "error" if section.max_tokens is None else "skip"
     dataset = TaskDataset(
         task,
         "train",
         tokenizer,
         wanted if endless else None,
         max_tokens=section.max_tokens,
-        overlong=overlong,
+        overlong="error" if section.max_tokens is None else "skip",
     )
     generator = random.Random(seed)
     order: list[int] = []
@@ -47,9 +46,7 @@ def training_set(
     return Subset(dataset, order), dataset.skipped
 
 
-def bucketed(
-    order: Sequence[int], lengths: Sequence[int], batch: int, generator: random.Random
-) -> Iterator[int]:
+def bucketed(order: Sequence[int], lengths: Sequence[int], batch: int, generator: random.Random) -> Iterator[int]:
     """The same examples, so that every run of `batch` has similar lengths, with the batches in random order."""
     span = batch * BUCKET_BATCHES
     for start in range(0, len(order), span):

@@ -39,9 +39,7 @@ class ModelSection:
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; use 1 or more")
         if self.width % self.heads:
-            raise ConfigError(
-                f"model.width {self.width} is no multiple of model.heads {self.heads}; make it one"
-            )
+            raise ConfigError(f"model.width {self.width} is no multiple of model.heads {self.heads}; make it one")
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class LoRASection:
 
     rank: int = 16
     """Rank of the adapters."""
-    alpha: float | None = None
+    alpha: int | None = None
     """Scale of the adapters' output over their rank; as large as the rank if left out."""
     dropout: float = 0.0
     """Dropout on the adapters' input."""
@@ -150,6 +148,4 @@ class Recipe:
         if not self.seeds:
             raise ConfigError("seeds is empty; give at least one seed")
         if self.lora is not None and self.model.path is None:
-            raise ConfigError(
-                "lora adapts a pretrained model, but model.path is not set; set it or remove lora"
-            )
+            raise ConfigError("lora adapts a pretrained model, but model.path is not set; set it or remove lora")

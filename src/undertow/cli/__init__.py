@@ -1,0 +1,1 @@
+"""The command line: `undertow train | eval | generate | demo`. It holds no logic of its own."""

@@ -1,0 +1,95 @@
+"""The `undertow` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from undertow.errors import UndertowError
+
+OVERRIDES = "Any setting of the recipe can be given again as --section.key=value:\n\n"
+
+
+def parser(help_for: str | None = None) -> argparse.ArgumentParser:
+    """The parser. `help_for` names the command whose help is wanted, which costs the import of all settings."""
+    main = argparse.ArgumentParser(prog="undertow", description="Recurrence for decoder-only language models.")
+    commands = main.add_subparsers(dest="command", required=True, metavar="train | eval | generate | demo")
+
+    def add(name: str, text: str, settings: bool = False) -> argparse.ArgumentParser:
+        epilog = None
+        if settings and help_for == name:
+            from undertow.config import describe
+            from undertow.training.recipe import Recipe
+
+            epilog = OVERRIDES + describe(Recipe)
+        return commands.add_parser(
+            name, help=text, description=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+
+    command = add("train", "Train a recipe, once for each of its seeds, and evaluate what it trained.", settings=True)
+    command.add_argument("recipe", type=Path, help="YAML file")
+
+    command = add("eval", "Measure the accuracy of a run's models by length; a table, JSON and a figure.", settings=True)
+    command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds")
+
+    command = add("generate", "Continue a prompt with a run's model, or with any saved model.")
+    command.add_argument("run", type=Path, help="folder of a run, of one of its seeds, or of a model")
+    command.add_argument("prompt")
+    command.add_argument("--max-new-tokens", type=int, default=64, help="longest answer in tokens (default 64)")
+    command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+
+    command = add("demo", "Train three small models on Parity and compare them; a few minutes on a CPU.")
+    command.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder to write to (default runs/demo)")
+    return main
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 2 after a mistake of the user's, told in one sentence."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    wants_help = bool(given) and ("-h" in given or "--help" in given)
+    options, overrides = parser(given[0] if wants_help else None).parse_known_args(given)
+    try:
+        if overrides and options.command not in ("train", "eval"):
+            from undertow.errors import ConfigError
+
+            raise ConfigError(
+                f"undertow {options.command} does not know {overrides[0]!r}; see undertow {options.command} --help"
+            )
+        run(options, overrides)
+    except UndertowError as error:
+        print(f"undertow: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("undertow: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+def run(options: argparse.Namespace, overrides: list[str]) -> None:
+    # Imported here, so that --help answers at once.
+    if options.command == "train":
+        from undertow.evaluation.run import evaluate
+        from undertow.training.run import load_recipe, run_folder, train
+
+        recipe = load_recipe(options.recipe, overrides)
+        for seed in recipe.seeds:
+            print(train(recipe, seed))
+        print(evaluate(run_folder(recipe, recipe.seeds[0]).parent, []))
+    elif options.command == "eval":
+        from undertow.evaluation.run import evaluate
+
+        print(evaluate(options.run, overrides))
+    elif options.command == "generate":
+        from undertow.evaluation.run import continue_prompt
+
+        print(continue_prompt(options.run, options.prompt, options.max_new_tokens, options.temperature))
+    else:
+        from undertow.evaluation.demo import demo
+
+        print(demo(options.output))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

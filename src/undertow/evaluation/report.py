@@ -1,0 +1,83 @@
+"""Tables and figures of results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from undertow.errors import ConfigError
+from undertow.evaluation.accuracy import Accuracy
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table with aligned columns, which reads well on a terminal too; numbers stand to the right."""
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = [
+        "| "
+        + " | ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        + " |"
+        for row in cells
+    ]
+    rule = "|" + "|".join("-" * (width + 2) if i == 0 else "-" * (width + 1) + ":" for i, width in enumerate(widths)) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def accuracy_table(results: Sequence[Accuracy]) -> str:
+    """Accuracy by length and kind of decoding."""
+    return table(
+        ["length", "decoding", "right", "of", "accuracy"],
+        [
+            [
+                "all" if result.length is None else result.length,
+                "greedy" if result.temperature == 0 else f"temperature {result.temperature:g}",
+                result.correct,
+                result.total,
+                percent(result.share),
+            ]
+            for result in results
+        ],
+    )
+
+
+def accuracy_figure(
+    curves: Mapping[str, Sequence[Accuracy]],
+    path: Path,
+    title: str,
+    unit: str,
+    trained: int | None = None,
+    chance: float | None = None,
+) -> None:
+    """Accuracy against length, one curve a model, as a PNG; `trained` marks the longest trained length.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError('figures need matplotlib; install it with: pip install "undertow[train]"') from error
+    figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    for (name, results), marker in zip(curves.items(), "osD^vP*X" * len(curves), strict=False):
+        axes.plot(
+            [r.length or 0 for r in results], [100 * r.share for r in results], marker=marker, markersize=4, label=name
+        )
+    if trained is not None:
+        axes.axvline(trained, color="0.5", linestyle="--", linewidth=1, label="longest trained")
+    if chance is not None:
+        axes.axhline(100 * chance, color="0.8", linewidth=1, label="chance")
+    axes.set(title=title, xlabel=unit, ylabel="accuracy (%)", ylim=(0, 103))
+    axes.grid(alpha=0.25)
+    axes.legend(loc="lower left")
+    temporary = path.with_name(f".{path.name}.writing")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(temporary, format="png")
+    temporary.replace(path)

@@ -1,0 +1,89 @@
+"""What a run tells while it trains: a JSON-lines log on disk and a progress bar on the terminal."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from transformers import TrainerCallback
+
+from undertow.files import write_text
+
+
+class RunLog(TrainerCallback):
+    """One JSON object a line: losses, learning rate, gradient norm, the median seconds a step since the last line.
+
+    A resumed run drops the lines after the step that it resumes from.
+    """
+
+    def __init__(self, path: Path, resume_step: int = 0) -> None:
+        self.path = path
+        self.durations: list[float] = []
+        self.started = time.perf_counter()
+        kept = [entry for entry in read_log(path) if entry.get("step", 0) <= resume_step] if resume_step else []
+        write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
+
+    def write(self, **entry: Any) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.step_started = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.durations.append(time.perf_counter() - self.step_started)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        entry = {"step": state.global_step, "elapsed": round(time.perf_counter() - self.started, 3), **(logs or {})}
+        if self.durations and "loss" in entry:
+            entry["seconds_per_step"] = round(statistics.median(self.durations), 6)
+            self.durations = []
+        self.write(**entry)
+
+
+class Progress(TrainerCallback):
+    """A progress bar with the last loss."""
+
+    def __init__(self, description: str) -> None:
+        self.description = description
+        self.bar: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.bar = tqdm(
+                total=state.max_steps,
+                initial=state.global_step,
+                desc=self.description,
+                unit="step",
+                dynamic_ncols=True,
+                mininterval=0.5,
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.update(1)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if self.bar is not None and logs and "loss" in logs:
+            self.bar.set_postfix(loss=f"{float(logs['loss']):.4f}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The entries of a run's log, oldest first; a last line that was cut short is left out."""
+    entries = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                entries.append(json.loads(line))
+            except ValueError:
+                continue
+    return entries

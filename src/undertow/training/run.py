@@ -1,0 +1,215 @@
+"""Run a recipe: train with transformers.Trainer, log, save and resume."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import SequentialSampler
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from undertow.config import apply_overrides, from_mapping, load_yaml, save_yaml, to_mapping
+from undertow.errors import CheckpointError
+from undertow.files import write_text
+from undertow.tasks import PadCollator, TaskDataset
+from undertow.training.build import build, quiet_libraries
+from undertow.training.data import training_set
+from undertow.training.log import Progress, RunLog
+from undertow.training.recipe import Recipe
+
+RECIPE, VERSIONS, LOG, MODEL = "recipe.yaml", "versions.json", "log.jsonl", "model"
+PACKAGES = ("undertow", "torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "numpy")
+
+
+def run_folder(recipe: Recipe, seed: int) -> Path:
+    return Path(recipe.output) / recipe.name / f"seed-{seed}"
+
+
+def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
+    """Train a recipe with one seed and return the run's folder.
+
+    The folder holds the resolved recipe, versions, the log, checkpoints to resume from and, at the end, the model. A run
+    that was interrupted goes on from its last complete checkpoint; one that is finished is left as it is.
+
+    Raises:
+        UndertowError: the recipe asks for what cannot be done.
+    """
+    quiet_libraries()
+    folder = run_folder(recipe, seed)
+    check_folder(folder, recipe)
+    if (folder / MODEL).is_dir():
+        return folder
+    section = recipe.training
+    if section.threads is not None:
+        torch.set_num_threads(section.threads)
+    built, tokenizer = build(recipe, seed)
+    dataset, skipped = training_set(recipe.task, tokenizer, section, seed)
+    held_out = held_out_set(recipe, tokenizer)
+    checkpoint = last_checkpoint(folder)
+
+    save_yaml(recipe, folder / RECIPE)
+    write_text(folder / VERSIONS, json.dumps(versions(), indent=2) + "\n")
+    log = RunLog(folder / LOG, resume_step=step_of(checkpoint))
+    log.write(
+        event="start",
+        seed=seed,
+        parameters=sum(p.numel() for p in built.parameters()),
+        trainable_parameters=sum(p.numel() for p in built.parameters() if p.requires_grad),
+        examples_left_out=skipped + held_out.skipped,
+        threads=torch.get_num_threads(),
+    )
+    trainer = OrderedTrainer(
+        model=built,
+        args=arguments(recipe, folder, seed),
+        train_dataset=dataset,
+        eval_dataset=held_out,
+        data_collator=PadCollator(tokenizer),
+        callbacks=[log, Progress(description or f"{recipe.name} seed {seed}")],
+    )
+    for callback in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(callback)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    trainer.evaluate()
+
+    model: Any = trainer.model
+    if recipe.lora is not None:
+        model = model.merge_and_unload()
+    model.config.use_cache = True
+    # The tokenizer goes first: a folder called model is a finished run.
+    saving = folder / f".{MODEL}.saving"
+    shutil.rmtree(saving, ignore_errors=True)
+    tokenizer.save_pretrained(saving)
+    model.save_pretrained(saving)
+    saving.rename(folder / MODEL)
+    for old in folder.glob("checkpoint-*"):
+        shutil.rmtree(old)
+    return folder
+
+
+class OrderedTrainer(Trainer):
+    """A Trainer that takes the examples in the order of the data set, which `training_set` chose."""
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
+        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
+        return SequentialSampler(dataset)
+
+
+def arguments(recipe: Recipe, folder: Path, seed: int) -> TrainingArguments:
+    section = recipe.training
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=section.steps,
+        per_device_train_batch_size=section.batch,
+        per_device_eval_batch_size=section.batch,
+        gradient_accumulation_steps=section.accumulate,
+        learning_rate=section.learning_rate,
+        lr_scheduler_type=section.schedule,
+        warmup_steps=section.warmup_steps,
+        weight_decay=section.weight_decay,
+        adam_beta2=section.beta2,
+        max_grad_norm=section.clip,
+        activation_checkpointing=section.activation_checkpointing,
+        logging_steps=section.log_every,
+        logging_first_step=True,
+        eval_strategy="no" if section.evaluate_every is None else "steps",
+        eval_steps=section.evaluate_every,
+        save_strategy="no" if section.save_every is None else "steps",
+        save_steps=section.save_every or section.steps,
+        save_total_limit=2,
+        seed=seed,
+        use_cpu=not torch.cuda.is_available(),
+        dataloader_pin_memory=torch.cuda.is_available(),
+        remove_unused_columns=False,
+        report_to="none",
+    )
+
+
+def held_out_set(recipe: Recipe, tokenizer: Any) -> TaskDataset:
+    """The first examples of the valid split."""
+    size = recipe.task.size("valid")
+    count = recipe.training.evaluate_examples if size is None else min(recipe.training.evaluate_examples, size)
+    limit = recipe.training.max_tokens
+    return TaskDataset(
+        recipe.task, "valid", tokenizer, count, max_tokens=limit, overlong="error" if limit is None else "skip"
+    )
+
+
+def check_folder(folder: Path, recipe: Recipe) -> None:
+    """Refuse to go on in the folder of another experiment.
+
+    Raises:
+        CheckpointError: the recipe that the folder was made with differs in what it trains.
+    """
+    if not (folder / RECIPE).is_file():
+        return
+    before, now = trained_part(from_mapping(Recipe, load_yaml(folder / RECIPE))), trained_part(recipe)
+    for key in now:
+        if before.get(key) != now[key]:
+            raise CheckpointError(
+                f"{folder} was made by another recipe, whose {key} is {before.get(key)} and not {now[key]}; "
+                "choose another name or remove the folder"
+            )
+
+
+def trained_part(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe decides the weights, by dotted key."""
+    sections = to_mapping(recipe)
+    kept: dict[str, Any] = {}
+    for name in ("task", "model", "recurrence", "solver", "lora", "training"):
+        section = sections[name]
+        if isinstance(section, dict):
+            kept |= {f"{name}.{key}": value for key, value in section.items()}
+        else:
+            kept[name] = section
+    for key in ("log_every", "save_every", "evaluate_every", "threads"):
+        kept.pop(f"training.{key}", None)
+    return kept
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint of a run. One that was cut short lacks the state that the Trainer writes last."""
+    complete = []
+    for path in folder.glob("checkpoint-*"):
+        try:
+            json.loads((path / "trainer_state.json").read_text())
+        except (OSError, ValueError):
+            shutil.rmtree(path)
+            continue
+        complete.append(path)
+    return max(complete, key=step_of, default=None)
+
+
+def step_of(checkpoint: Path | None) -> int:
+    return 0 if checkpoint is None else int(checkpoint.name.rpartition("-")[2])
+
+
+def versions() -> dict[str, Any]:
+    """Versions of what the run is made with, the commit of a checkout, and the command."""
+    found: dict[str, Any] = {"command": sys.argv, "python": platform.python_version(), "machine": platform.machine()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    root = Path(__file__).resolve().parents[3]
+    if (root / ".git").exists():
+        done = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        found["commit"] = done.stdout.strip() or None
+    return found
+
+
+def load_recipe(path: Path, overrides: list[str]) -> Recipe:
+    """Read a recipe from YAML with `--section.key=value` overrides applied.
+
+    Raises:
+        ConfigError: a key is unknown, or a value does not fit.
+    """
+    return from_mapping(Recipe, apply_overrides(load_yaml(path), overrides))
