@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"undertow {options.command} does not know {overrides[0]!r}; see undertow {options.command} --help"
             )
         run(options, overrides)
-    except UndertowError as error:
+    except (UndertowError, OSError) as error:  # such as a folder that may not be written
         print(f"undertow: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -21,21 +21,20 @@ from undertow.training.recipe import Recipe
 from undertow.training.run import LOG, MODEL, train
 
 TRAINED = 16
-LENGTHS = (4, 8, 12, 16, 20, 24, 32, 40, 48, 64)
+LENGTHS = (8, 12, 16, 20, 24, 32, 40, 48, 64)
 GENERATED = 96  # tokens, for the time of one
 
 COMMON: dict[str, Any] = {
     "task": {"kind": "parity", "template": "bare", "min_length": 1, "max_length": TRAINED},
     "model": {"architecture": "llama", "layers": 2, "width": 64, "heads": 4},
-    "training": {"batch": 64, "learning_rate": 2e-3, "warmup_steps": 100, "threads": 2},
+    "training": {"steps": 600, "batch": 64, "learning_rate": 2e-3, "gate_multiplier": 30.0, "threads": 1},
 }
 MODELS: dict[str, dict[str, Any]] = {
-    "Transformer": {"steps": 1000, "recurrence": None},
+    "Transformer": {},
     "TurboConn": {
-        "steps": 600,
         "recurrence": {"kind": "turboconn", "connections": [[1, 0]], "lag": 1, "alpha": 1.0, "rank": 64},
     },
-    "T²MLR": {"steps": 1000, "recurrence": {"kind": "t2mlr", "first_layer": 0, "last_layer": 1}},
+    "T²MLR": {"recurrence": {"kind": "t2mlr", "first_layer": 0, "last_layer": 1}},
 }
 
 
@@ -83,15 +82,13 @@ def demo(output: Path, examples: int = 256) -> str:
 
 def compare(name: str, output: Path, examples: int) -> Compared:
     """Train one of the models, or find it trained, and measure it."""
-    settings = MODELS[name]
     recipe = from_mapping(
         Recipe,
         {
             **COMMON,
             "name": name.lower().replace("²", "2"),
             "output": str(output),
-            "recurrence": settings["recurrence"],
-            "training": {**COMMON["training"], "steps": settings["steps"]},
+            **MODELS[name],
         },
     )
     folder = train(recipe, seed=0, description=f"{name:11}")

@@ -8,11 +8,11 @@ from collections import defaultdict
 from pathlib import Path
 
 from undertow.config import apply_overrides, from_mapping, load_yaml
-from undertow.errors import CheckpointError
+from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.evaluation.accuracy import Accuracy, accuracy_by_length, generate
 from undertow.evaluation.report import accuracy_figure, accuracy_table
 from undertow.files import write_text
-from undertow.tasks import Example
+from undertow.tasks import Example, encode_prompt
 from undertow.training.build import load, quiet_libraries
 from undertow.training.recipe import Recipe
 from undertow.training.run import MODEL, RECIPE
@@ -28,6 +28,7 @@ def seed_folders(run: Path) -> list[Path]:
     finished = [folder for folder in folders if (folder / MODEL).is_dir()]
     if not finished:
         what = "its training has not finished; run `undertow train` again" if folders else "it has no recipe.yaml"
+        what = what if run.exists() else "there is no such folder"
         raise CheckpointError(f"{run} is no finished run: {what}")
     return finished
 
@@ -82,11 +83,18 @@ def continue_prompt(run: Path, prompt: str, max_new_tokens: int, temperature: fl
 
     Raises:
         CheckpointError: there is no model there.
-        DataError: the tokenizer does not know a part of the prompt.
+        ConfigError: the answer would have no token, or the temperature is negative.
+        DataError: the prompt is empty, or the tokenizer does not know a part of it.
     """
+    if max_new_tokens < 1:
+        raise ConfigError(f"max-new-tokens is {max_new_tokens}; use 1 or more")
+    if temperature < 0:
+        raise ConfigError(f"temperature is {temperature}; use 0 for greedy answers, or more")
     quiet_libraries()
     is_model = (run / "config.json").is_file() or not run.is_dir()
     folder = run if is_model else seed_folders(run)[0] / MODEL
     model, tokenizer = load(str(folder))
+    if not encode_prompt(prompt, tokenizer):
+        raise DataError("the prompt is empty; give at least one character")
     (answer,) = generate(model, tokenizer, [Example(prompt, "", 0)], 1, temperature, max_new_tokens)
     return answer

@@ -6,13 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
-from undertow.errors import CheckpointError, ConfigError, UndertowError
-from undertow.host import attach
+from undertow.errors import CheckpointError, ConfigError, UndertowError, nearest
+from undertow.host import attach, set_solver
 from undertow.tasks import character_tokenizer
 from undertow.training.recipe import LoRASection, ModelSection, Recipe
+
+# What the architectures call a setting that not all of them have.
+NAMES = {
+    "key_value_heads": ("num_key_value_heads",),
+    "feed_forward": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "initializer_range": ("initializer_range", "init_std"),
+}
 
 
 def build(recipe: Recipe, seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -30,7 +39,9 @@ def build(recipe: Recipe, seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
         model = from_scratch(recipe.model, tokenizer)
     if recipe.recurrence is not None:
         attach(model, recipe.recurrence, recipe.solver)
-    return (model if recipe.lora is None else with_adapters(model, recipe.lora, recipe.recurrence is not None)), tokenizer
+    elif has_recurrence(model):
+        set_solver(model, recipe.solver)
+    return (model if recipe.lora is None else with_adapters(model, recipe.lora)), tokenizer
 
 
 def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -39,16 +50,21 @@ def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
     Raises:
         CheckpointError: there is no model there, or it cannot be loaded.
     """
-    if Path(path).exists() and not (Path(path) / "config.json").is_file():
+    exists = Path(path).exists()
+    if exists and not (Path(path) / "config.json").is_file():
         raise CheckpointError(f"{path} is no checkpoint: it has no config.json; give a folder that save_pretrained wrote")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+        model, info = loaded
     except UndertowError:
         raise
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise CheckpointError(f"no model could be loaded from {path}: {reason}") from error
+    except Exception as error:  # transformers, safetensors and tokenizers raise any kind
+        what = f"no model could be loaded from {path}" if exists else f"there is no folder {path} and no model of that name"
+        raise CheckpointError(f"{what}: {first_line(error)}") from error
+    if info["missing_keys"]:  # transformers would fill them with random numbers
+        missing_keys = sorted(info["missing_keys"])
+        raise CheckpointError(f"{path} lacks {len(missing_keys)} weights of its model, {missing_keys[0]} among them")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
@@ -65,51 +81,106 @@ def tokenizer_for(recipe: Recipe) -> PreTrainedTokenizerBase:
 
 
 def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """A model with random weights in the shape that the section asks for."""
-    settings = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": section.width,
-        "num_hidden_layers": section.layers,
-        "num_attention_heads": section.heads,
-        "num_key_value_heads": section.key_value_heads or section.heads,
-        "head_dim": section.width // section.heads,
-        "intermediate_size": section.feed_forward or -(-8 * section.width // 24) * 8,
-        "max_position_embeddings": section.positions,
-        "initializer_range": section.initializer_range or section.width**-0.5,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "tie_word_embeddings": False,
-    }
+    """A model with random weights in the shape that the section asks for.
+
+    Raises:
+        ConfigError: transformers has no such architecture, or it cannot have this shape.
+    """
+    if section.architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ConfigError(
+            f"model.architecture {section.architecture!r} is no causal language model that transformers knows"
+            f"{nearest(section.architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}"
+        )
+    config_class = CONFIG_MAPPING[section.architecture]
     try:
-        config = AutoConfig.for_model(section.architecture, **settings)
-        model = AutoModelForCausalLM.from_config(config)
-    except (ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"model.architecture {section.architecture!r} cannot be built from scratch: {reason}") from error
+        settings = {
+            "vocab_size": len(tokenizer),
+            "hidden_size": section.width,
+            "num_hidden_layers": section.layers,
+            "num_attention_heads": section.heads,
+            "max_position_embeddings": section.positions,
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "tie_word_embeddings": False,
+            **differently_named(section, config_class),
+        }
+        model = AutoModelForCausalLM.from_config(config_class(**settings))
+        torch.nn.init.normal_(model.get_input_embeddings().weight, std=section.embedding_range)
+        model.eval()
+        with torch.no_grad():
+            model(torch.zeros(1, 2, dtype=torch.long))
+        model.train()
+    except UndertowError:
+        raise
+    except Exception as error:  # what shapes an architecture can have, only its own code knows
+        raise ConfigError(
+            f"model.architecture {section.architecture!r} cannot be built from scratch in this shape: {first_line(error)}"
+        ) from error
     return model
 
 
-def with_adapters(model: Any, section: LoRASection, recurrence: bool) -> Any:
-    """The model with LoRA adapters, trained beside a whole recurrence."""
+def differently_named(section: ModelSection, config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+    """The settings that not every architecture has, under the names that it gives them.
+
+    Raises:
+        ConfigError: the section sets one that the architecture has not.
+    """
+    defaults = {
+        "key_value_heads": section.heads,
+        "feed_forward": -(-8 * section.width // 24) * 8,
+        "initializer_range": section.width**-0.5,
+    }
+    example = config_class()
+    found: dict[str, Any] = {}
+    for key, names in NAMES.items():
+        known = [name for name in names if hasattr(example, name)]
+        value = getattr(section, key)
+        if value is not None and not known:
+            raise ConfigError(f"model.{key} is set, but {section.architecture} has no such setting; remove it")
+        found |= {name: defaults[key] if value is None else value for name in known}
+    if hasattr(example, "head_dim") and not isinstance(getattr(config_class, "head_dim", None), property):
+        found["head_dim"] = section.width // section.heads
+    return found
+
+
+def has_recurrence(model: Any) -> bool:
+    return any(".recurrence." in name for name, _ in model.named_parameters())
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def with_adapters(model: Any, section: LoRASection) -> Any:
+    """The model with LoRA adapters, trained beside a whole recurrence.
+
+    Raises:
+        ConfigError: PEFT is not installed, or the model has no such layers.
+    """
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise ConfigError('lora needs the package peft; install it with: pip install "undertow[train]"') from error
     head = model.get_output_embeddings()
-    targets = list(section.targets or ()) or sorted(
-        {
-            name.rpartition(".")[2]
-            for name, module in model.named_modules()
-            if isinstance(module, torch.nn.Linear) and module is not head and ".recurrence." not in f".{name}"
-        }
-    )
+    linear: dict[str, bool] = {}  # by name: whether any is not the head
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear | Conv1D) and ".recurrence." not in f".{name}":
+            last = name.rpartition(".")[2]
+            linear[last] = linear.get(last, False) or module is not head
+    for target in section.targets or ():
+        if target not in linear:
+            raise ConfigError(
+                f"lora.targets names {target!r}, but the linear layers of the base model are {', '.join(sorted(linear))}"
+                f"{nearest(target, linear)}"
+            )
+    recurrence = has_recurrence(model)
     config = LoraConfig(
         r=section.rank,
         lora_alpha=section.alpha or section.rank,
         lora_dropout=section.dropout,
-        target_modules=targets,
-        exclude_modules=[".*recurrence.*"] if recurrence else None,
+        target_modules=list(section.targets or [name for name, inner in linear.items() if inner]),
+        exclude_modules=r"(.*\.)?recurrence\..*" if recurrence else None,
         modules_to_save=["recurrence"] if recurrence else None,
         task_type="CAUSAL_LM",
     )

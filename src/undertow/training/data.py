@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 
 from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedTokenizerBase
 
+from undertow.errors import DataError
 from undertow.tasks import Task, TaskDataset
+from undertow.tasks.base import GeneratedTask
 from undertow.training.recipe import TrainingSection
 
 # Batches among which examples are sorted by length: enough to save padding, few enough to stay well mixed.
@@ -22,9 +25,14 @@ def training_set(
 
     A pure function of its arguments, so that a resumed run goes on with the batch after the last one. A finite split is
     shuffled anew for each pass.
+
+    Raises:
+        DataError: every example is too long.
     """
     wanted = section.steps * section.batch * section.accumulate
     endless = task.size("train") is None
+    if isinstance(task, GeneratedTask):  # each seed draws examples of its own
+        task = dataclasses.replace(task, seed=task.seed + seed)
     dataset = TaskDataset(
         task,
         "train",
@@ -33,6 +41,11 @@ def training_set(
         max_tokens=section.max_tokens,
         overlong="error" if section.max_tokens is None else "skip",
     )
+    if not len(dataset):
+        raise DataError(
+            f"no training example is left: all {dataset.skipped} have more than {section.max_tokens} tokens; "
+            "raise training.max_tokens"
+        )
     generator = random.Random(seed)
     order: list[int] = []
     while len(order) < wanted:

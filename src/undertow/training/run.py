@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from undertow.config import apply_overrides, from_mapping, load_yaml, save_yaml, to_mapping
 from undertow.errors import CheckpointError
-from undertow.files import write_text
+from undertow.files import replacing_folder, write_text
 from undertow.tasks import PadCollator, TaskDataset
 from undertow.training.build import build, quiet_libraries
 from undertow.training.data import training_set
@@ -46,6 +47,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
     folder = run_folder(recipe, seed)
     check_folder(folder, recipe)
     if (folder / MODEL).is_dir():
+        save_yaml(recipe, folder / RECIPE)  # its evaluation may be another now
         return folder
     section = recipe.training
     if section.threads is not None:
@@ -66,43 +68,68 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         examples_left_out=skipped + held_out.skipped,
         threads=torch.get_num_threads(),
     )
-    trainer = OrderedTrainer(
+    trainer = RecipeTrainer(
+        section.gate_multiplier,
         model=built,
-        args=arguments(recipe, folder, seed),
+        args=arguments(recipe, folder, seed, evaluates=len(held_out) > 0),
         train_dataset=dataset,
-        eval_dataset=held_out,
+        eval_dataset=held_out if len(held_out) else None,
         data_collator=PadCollator(tokenizer),
         callbacks=[log, Progress(description or f"{recipe.name} seed {seed}")],
     )
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    trainer.evaluate()
+    if len(held_out):
+        trainer.evaluate()
 
     model: Any = trainer.model
     if recipe.lora is not None:
         model = model.merge_and_unload()
     model.config.use_cache = True
-    # The tokenizer goes first: a folder called model is a finished run.
-    saving = folder / f".{MODEL}.saving"
-    shutil.rmtree(saving, ignore_errors=True)
-    tokenizer.save_pretrained(saving)
-    model.save_pretrained(saving)
-    saving.rename(folder / MODEL)
+    with replacing_folder(folder / MODEL) as saving:  # a folder called model is a finished run
+        tokenizer.save_pretrained(saving)
+        model.save_pretrained(saving)
     for old in folder.glob("checkpoint-*"):
         shutil.rmtree(old)
     return folder
 
 
-class OrderedTrainer(Trainer):
-    """A Trainer that takes the examples in the order of the data set, which `training_set` chose."""
+class RecipeTrainer(Trainer):
+    """A Trainer that takes the examples in the order that `training_set` chose; its gates learn at their own rate."""
+
+    def __init__(self, gate_multiplier: float, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.gate_multiplier = gate_multiplier
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        if self.gate_multiplier != 1 and len(optimizer.param_groups) == 2:
+            trained: Any = self.model if model is None else model
+            named = trained.named_parameters()
+            gates = {parameter for name, parameter in named if ".gamma_" in name and parameter.requires_grad}
+            for group in optimizer.param_groups:
+                group["params"] = [parameter for parameter in group["params"] if parameter not in gates]
+            if gates:
+                rate = self.args.learning_rate * self.gate_multiplier
+                optimizer.add_param_group({"params": list(gates), "lr": rate, "weight_decay": 0.0})
+        return optimizer
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         return SequentialSampler(dataset)
 
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        try:
+            super()._save_checkpoint(model, trial)
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch.save raises RuntimeError for a full disk
+            raise CheckpointError(
+                f"could not write a checkpoint in {self.args.output_dir}: {error}; "
+                "when that is mended, the same run goes on from the checkpoint before"
+            ) from error
 
-def arguments(recipe: Recipe, folder: Path, seed: int) -> TrainingArguments:
+
+def arguments(recipe: Recipe, folder: Path, seed: int, evaluates: bool = True) -> TrainingArguments:
     section = recipe.training
     return TrainingArguments(
         output_dir=str(folder),
@@ -119,7 +146,7 @@ def arguments(recipe: Recipe, folder: Path, seed: int) -> TrainingArguments:
         activation_checkpointing=section.activation_checkpointing,
         logging_steps=section.log_every,
         logging_first_step=True,
-        eval_strategy="no" if section.evaluate_every is None else "steps",
+        eval_strategy="steps" if evaluates and section.evaluate_every is not None else "no",
         eval_steps=section.evaluate_every,
         save_strategy="no" if section.save_every is None else "steps",
         save_steps=section.save_every or section.steps,
@@ -133,13 +160,20 @@ def arguments(recipe: Recipe, folder: Path, seed: int) -> TrainingArguments:
 
 
 def held_out_set(recipe: Recipe, tokenizer: Any) -> TaskDataset:
-    """The first examples of the valid split."""
+    """The first examples of the valid split.
+
+    Raises:
+        DataError: it has none, which is better known before the training than after it.
+    """
     size = recipe.task.size("valid")
     count = recipe.training.evaluate_examples if size is None else min(recipe.training.evaluate_examples, size)
     limit = recipe.training.max_tokens
-    return TaskDataset(
+    examples = TaskDataset(
         recipe.task, "valid", tokenizer, count, max_tokens=limit, overlong="error" if limit is None else "skip"
     )
+    if len(examples):
+        examples[0]
+    return examples
 
 
 def check_folder(folder: Path, recipe: Recipe) -> None:
@@ -151,10 +185,10 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
     if not (folder / RECIPE).is_file():
         return
     before, now = trained_part(from_mapping(Recipe, load_yaml(folder / RECIPE))), trained_part(recipe)
-    for key in now:
-        if before.get(key) != now[key]:
+    for key in now | before:
+        if before.get(key) != now.get(key):
             raise CheckpointError(
-                f"{folder} was made by another recipe, whose {key} is {before.get(key)} and not {now[key]}; "
+                f"{folder} was made by another recipe, whose {key} is {before.get(key)} and not {now.get(key)}; "
                 "choose another name or remove the folder"
             )
 
