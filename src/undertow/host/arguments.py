@@ -39,32 +39,33 @@ class CallLayout:
 
 def leaves(call: Call) -> Iterator[tuple[Path, Any]]:
     """Every argument with its path; tuples, lists and dicts of tensors are entered."""
+    yield from _leaves((), [list(call[0]), call[1]])
 
-    def enter(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
-        if isinstance(value, tuple | list):
-            for index, item in enumerate(value):
-                yield from enter((*path, index), item)
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                yield from enter((*path, key), item)
-        else:
-            yield path, value
 
-    yield from enter((), [list(call[0]), call[1]])
+def _leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+    if isinstance(value, tuple | list):
+        for index, item in enumerate(value):
+            yield from _leaves((*path, index), item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves((*path, key), item)
+    else:
+        yield path, value
 
 
 def replace(call: Call, change: Callable[[Path, Any], Any]) -> Call:
     """The call with each leaf replaced by what `change` makes of it."""
-
-    def enter(path: Path, value: Any) -> Any:
-        if isinstance(value, tuple | list):
-            return type(value)(enter((*path, index), item) for index, item in enumerate(value))
-        if isinstance(value, dict):
-            return {key: enter((*path, key), item) for key, item in value.items()}
-        return change(path, value)
-
-    args, kwargs = enter((), [list(call[0]), call[1]])
+    args, kwargs = _replace((), [list(call[0]), call[1]], change)
     return tuple(args), kwargs
+
+
+# Not a closure in `replace`: one that calls itself is a reference cycle, and would keep a rollout's buffers alive.
+def _replace(path: Path, value: Any, change: Callable[[Path, Any], Any]) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(_replace((*path, index), item, change) for index, item in enumerate(value))
+    if isinstance(value, dict):
+        return {key: _replace((*path, key), item, change) for key, item in value.items()}
+    return change(path, value)
 
 
 def find_cache(call: Call) -> Cache | None:

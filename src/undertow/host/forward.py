@@ -160,7 +160,7 @@ class HostedBlock(RecurrentBlock):
                 readings.append(pathway.read(site, hidden))
             if site < pathway.stop_layer:
                 hidden = self._layer(site, start, stop, hidden, done)
-        chain = None if self.rollout is None else self.rollout.chain
+        chain = None if self.rollout is None else self.rollout.close()
         return hidden, pathway.update(readings, state), chain
 
     def _layer(self, index: int, start: int, stop: int, hidden: torch.Tensor, done: dict[Any, Any]) -> torch.Tensor:
@@ -182,6 +182,7 @@ class HostedBlock(RecurrentBlock):
 
     def hand_over(self) -> None:
         """Give the keys and values of a rollout to the cache that the model was called with."""
+        self.chain = None  # a checkpointed graph holds this block, which must not hold the graph
         if self.rollout is None or self.cache is None or self.checkpointing:
             return
         for index in self.layers:

@@ -7,6 +7,7 @@ the views are summed in a second buffer, from which each slot's is taken once al
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,18 +15,34 @@ from torch.autograd.function import once_differentiable
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
+@dataclass
+class Slot:
+    """Where the next group writes, shared by the layers of a rollout.
+
+    Attributes:
+        tokens: the tokens of the whole rollout.
+        start: the group's first.
+        chain: the link that the group's first write follows; None where no gradient is wanted.
+    """
+
+    tokens: int
+    start: int = 0
+    chain: torch.Tensor | None = None
+
+
 class RolloutLayer(CacheLayerMixin):
     """The buffers of one layer: keys and values ``[B, heads, T, head width]`` and, in a backward pass, their gradients."""
 
     is_sliding = False  # it holds every key; the masks that the layers get still confine a sliding window
 
-    def __init__(self, rollout: RolloutCache) -> None:
+    def __init__(self, slot: Slot) -> None:
         super().__init__()
-        self.rollout = rollout
-        self.gradients: list[torch.Tensor] | None = None
+        self.slot = slot
+        self.gradients: list[torch.Tensor] = []
+        self.backward_pass = -1  # the one whose gradients these are
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        tokens = self.rollout.tokens
+        tokens = self.slot.tokens
         self.keys = key_states.new_empty(*key_states.shape[:2], tokens, key_states.shape[-1])
         self.values = value_states.new_empty(*value_states.shape[:2], tokens, value_states.shape[-1])
         self.is_initialized = True
@@ -33,10 +50,10 @@ class RolloutLayer(CacheLayerMixin):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not self.is_initialized:
             self.lazy_initialization(key_states.detach(), value_states.detach())
-        rollout = self.rollout
-        if rollout.chain is None:
-            return self.write(key_states, value_states, rollout.start)
-        keys, values, rollout.chain = WriteSlot.apply(key_states, value_states, rollout.chain, self, rollout.start)
+        slot = self.slot
+        if slot.chain is None:
+            return self.write(key_states, value_states, slot.start)
+        keys, values, slot.chain = WriteSlot.apply(key_states, value_states, slot.chain, self, slot.start)
         return keys, values
 
     def write(self, key_states: torch.Tensor, value_states: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,13 +69,13 @@ class RolloutLayer(CacheLayerMixin):
         return self.keys.data[:, :, :stop], self.values.data[:, :, :stop]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.rollout.start + query_length, 0
+        return self.slot.start + query_length, 0
 
     def get_seq_length(self) -> int:
-        return self.rollout.start
+        return self.slot.start
 
     def get_max_length(self) -> int:
-        return self.rollout.tokens
+        return self.slot.tokens
 
 
 class WriteSlot(torch.autograd.Function):
@@ -85,14 +102,16 @@ class WriteSlot(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         layer, start, stop = ctx.layer, ctx.start, ctx.stop
-        if layer.gradients is None:
+        # Another pass through the same graph starts from zero, whatever part of the graph the last one ran.
+        backward_pass = torch._C._current_graph_task_id()
+        if layer.backward_pass != backward_pass:
+            layer.backward_pass = backward_pass
             layer.gradients = [torch.zeros_like(layer.keys), torch.zeros_like(layer.values)]
         slots = []
         for buffer, gradient in zip(layer.gradients, gradients[:2], strict=True):
             if gradient is not None:
                 buffer[:, :, :stop] += gradient
             slots.append(buffer[:, :, start:stop].clone())
-            buffer[:, :, start:stop] = 0  # ready for another backward pass through the same graph
         return *slots, None, None, None
 
 
@@ -100,14 +119,17 @@ class RolloutCache(Cache):
     """The cache that the recurrent block's layers see during a rollout of `tokens` tokens from the sequence's start."""
 
     def __init__(self, layers: int, tokens: int) -> None:
-        self.tokens = tokens
-        self.start = 0
-        self.chain: torch.Tensor | None = None
-        super().__init__(layers=[RolloutLayer(self) for _ in range(layers)])
+        self.slot = Slot(tokens)
+        super().__init__(layers=[RolloutLayer(self.slot) for _ in range(layers)])
 
     def open(self, start: int, chain: torch.Tensor | None) -> None:
         """Say where the next group writes, and which link it follows; None where no gradient is wanted."""
-        self.start, self.chain = start, chain
+        self.slot.start, self.slot.chain = start, chain
+
+    def close(self) -> torch.Tensor | None:
+        """The last link of the group. It is not kept: the graph holds the layers, which must not hold the graph."""
+        chain, self.slot.chain = self.slot.chain, None
+        return chain
 
     def contents(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of a layer, ``[B, heads, T, head width]`` each, without a graph."""

@@ -42,7 +42,7 @@ class UndertowForCausalLM:
         """Load a hosted model; arguments as for any `from_pretrained`.
 
         Raises:
-            CheckpointError: the folder holds no hosted model, or lacks weights of the recurrence.
+            CheckpointError: the folder holds no hosted model, lacks some of its weights, or holds damaged ones.
         """
         from undertow.host.attach import find_attachment
         from undertow.host.learning import learn
@@ -57,10 +57,19 @@ class UndertowForCausalLM:
             )
         except SafetensorError as error:
             raise CheckpointError(f"the weights in {folder} are damaged: {error}; load an earlier checkpoint") from error
-        missing = sorted(key for key in info["missing_keys"] if ".recurrence." in f".{key}")
-        if missing:
+        except OSError as error:
+            raise CheckpointError(f"{folder} holds no weights that can be read: {error}") from error
+        except ConfigError as error:
+            raise CheckpointError(f"the recurrence in {folder}'s config.json does not fit the model: {error}") from error
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+            raise CheckpointError(f"{folder}'s weights do not have the shapes that its config.json describes") from error
+        missing = sorted(info["missing_keys"])
+        if missing:  # the library would make them up
             raise CheckpointError(
-                f"{folder} lacks {len(missing)} weights of its recurrence, {missing[0]} among them; it was saved without it"
+                f"{folder} lacks {len(missing)} weights, {missing[0]} among them: "
+                "it was saved in part, or without the recurrence"
             )
         model.__class__ = base_class
         attachment = find_attachment(model)
@@ -109,6 +118,7 @@ def loading_class(base_class: Any, recurrence: Recurrence) -> Any:
     kept = set(getattr(base_class, "_keep_in_fp32_modules_strict", None) or ())
     members = {
         "__init__": __init__,
+        "__module__": base_class.__module__,  # or transformers takes it for custom code and skips its key conversions
         "_keep_in_fp32_modules_strict": kept | {"gamma_recurrent", "gamma_current"},
     }
     return type(base_class.__name__, (base_class,), members)

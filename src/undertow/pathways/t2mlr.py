@@ -103,5 +103,6 @@ class T2MLRPathway(Pathway):
             total = total + (state.detach() if self.detach_residual else state)
         if self.norm == "rms":
             return F.rms_norm(total, total.shape[-1:], eps=EPSILON)
-        scale = torch.rsqrt(total.detach().float().pow(2).mean(-1, keepdim=True) + EPSILON).clamp(1 / 5, 5)
+        exact = total.detach().to(torch.promote_types(total.dtype, torch.float32))
+        scale = torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + EPSILON).clamp(1 / 5, 5)
         return total * scale.to(total.dtype)

@@ -72,6 +72,10 @@ class Progress(TrainerCallback):
             self.bar.set_postfix(loss=f"{float(logs['loss']):.4f}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the bar's line, so that what is printed next stands on its own."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None

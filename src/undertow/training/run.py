@@ -68,6 +68,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         examples_left_out=skipped + held_out.skipped,
         threads=torch.get_num_threads(),
     )
+    progress = Progress(description or f"{recipe.name} seed {seed}")
     trainer = RecipeTrainer(
         section.gate_multiplier,
         model=built,
@@ -75,11 +76,14 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         train_dataset=dataset,
         eval_dataset=held_out if len(held_out) else None,
         data_collator=PadCollator(tokenizer),
-        callbacks=[log, Progress(description or f"{recipe.name} seed {seed}")],
+        callbacks=[log, progress],
     )
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    try:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    finally:
+        progress.close()
     if len(held_out):
         trainer.evaluate()
 
@@ -106,13 +110,13 @@ class RecipeTrainer(Trainer):
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if self.gate_multiplier != 1 and len(optimizer.param_groups) == 2:
             trained: Any = self.model if model is None else model
-            named = trained.named_parameters()
-            gates = {parameter for name, parameter in named if ".gamma_" in name and parameter.requires_grad}
+            # In the model's order: a resumed run finds the optimiser's state by position.
+            gates = [p for name, p in trained.named_parameters() if ".gamma_" in name and p.requires_grad]
             for group in optimizer.param_groups:
-                group["params"] = [parameter for parameter in group["params"] if parameter not in gates]
+                group["params"] = [p for p in group["params"] if not any(p is gate for gate in gates)]
             if gates:
                 rate = self.args.learning_rate * self.gate_multiplier
-                optimizer.add_param_group({"params": list(gates), "lr": rate, "weight_decay": 0.0})
+                optimizer.add_param_group({"params": gates, "lr": rate, "weight_decay": 0.0})
         return optimizer
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
