@@ -140,11 +140,19 @@ class HostedBlock(RecurrentBlock):
         state: torch.Tensor | None,
         chain: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """One group, and the link of the rollout's chain that the next group follows."""
+        if self.rollout is None:
+            return *self._sites(start, stop, hidden, state), None
+        with self.rollout.group(start, chain) as group:
+            output, new_state = self._sites(start, stop, hidden, state)
+            return output, new_state, group.chain
+
+    def _sites(
+        self, start: int, stop: int, hidden: torch.Tensor, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens `start` to `stop` through the block: write, read and run layers, site by site."""
         pathway = self.pathway
         done: dict[Any, Any] = {}  # what is cut for this group
-        if self.rollout is not None:
-            self.rollout.open(start, chain)
         if state is not None and self.present is not None:
             state = state * self.present[:, start:stop]
         received = state
@@ -160,8 +168,7 @@ class HostedBlock(RecurrentBlock):
                 readings.append(pathway.read(site, hidden))
             if site < pathway.stop_layer:
                 hidden = self._layer(site, start, stop, hidden, done)
-        chain = None if self.rollout is None else self.rollout.close()
-        return hidden, pathway.update(readings, state), chain
+        return hidden, pathway.update(readings, state)
 
     def _layer(self, index: int, start: int, stop: int, hidden: torch.Tensor, done: dict[Any, Any]) -> torch.Tensor:
         if stop - start == self.tokens:

@@ -7,6 +7,8 @@ the views are summed in a second buffer, from which each slot's is taken once al
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,14 +124,18 @@ class RolloutCache(Cache):
         self.slot = Slot(tokens)
         super().__init__(layers=[RolloutLayer(self.slot) for _ in range(layers)])
 
-    def open(self, start: int, chain: torch.Tensor | None) -> None:
-        """Say where the next group writes, and which link it follows; None where no gradient is wanted."""
-        self.slot.start, self.slot.chain = start, chain
+    @contextmanager
+    def group(self, start: int, chain: torch.Tensor | None) -> Iterator[Slot]:
+        """Let the layers write a group from token `start` on, after the link `chain`; None where no gradient is wanted.
 
-    def close(self) -> torch.Tensor | None:
-        """The last link of the group. It is not kept: the graph holds the layers, which must not hold the graph."""
-        chain, self.slot.chain = self.slot.chain, None
-        return chain
+        The slot's chain does not outlive the group, even one that a recomputation breaks off: the graph holds the layers,
+        and these must not hold the graph.
+        """
+        self.slot.start, self.slot.chain = start, chain
+        try:
+            yield self.slot
+        finally:
+            self.slot.chain = None
 
     def contents(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of a layer, ``[B, heads, T, head width]`` each, without a graph."""
