@@ -16,15 +16,18 @@ from undertow.errors import (
 )
 from undertow.host import attach, detach, report, set_solver
 from undertow.pathways import T2MLR, SoftToken, TurboConn
-from undertow.solvers import Sequential, SolverReport
+from undertow.solvers import Chunked, Jacobi, Scan, Sequential, SolverReport
 
 __version__ = "0.1.0"
 
 __all__ = [
     "T2MLR",
     "CheckpointError",
+    "Chunked",
     "ConfigError",
     "DataError",
+    "Jacobi",
+    "Scan",
     "Sequential",
     "SoftToken",
     "SolverReport",

@@ -100,13 +100,12 @@ def learn_layout(name: str, calls: list[Call], lengths: list[int]) -> CallLayout
 class Cutter:
     """Cuts the calls of some layers to groups of tokens, each distinct tensor and call once a group."""
 
-    def __init__(self, calls: list[Call], layouts: list[CallLayout], tokens: int) -> None:
-        self.calls, self.layouts, self.tokens = calls, layouts, tokens
+    def __init__(self, calls: list[Call], layouts: list[CallLayout]) -> None:
+        self.calls, self.layouts = calls, layouts
         # Most stacks call all their layers with the same objects: one cut serves them all.
         self.shared = [
             self._same(calls[0], call) and layout == layouts[0] for call, layout in zip(calls, layouts, strict=True)
         ]
-        self.causal: torch.Tensor | None = None
 
     @staticmethod
     def _same(one: Call, other: Call) -> bool:

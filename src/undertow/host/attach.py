@@ -39,7 +39,8 @@ class Attachment(nn.Module):
     Attributes:
         settings: what was attached.
         pathway: its modules.
-        solver: how the states are found.
+        solver: how the states of a sequence are found in training.
+        prefill: how they are found without gradients, where a sequence starts.
         report: what the solver did in the last forward.
         owners: the model and the backbone that it is part of.
         stack_name: the attribute of the backbone that holds its layers.
@@ -55,6 +56,7 @@ class Attachment(nn.Module):
     ) -> None:
         super().__init__()
         self.settings, self.pathway, self.solver, self.stack_name = settings, pathway, solver, stack_name
+        self.prefill: Solver = Sequential()
         self.owners = owners
         self.input_names = list(inspect.signature(owners.backbone.forward).parameters)
         self.report: SolverReport | None = None
@@ -134,11 +136,21 @@ def detach(model: Model) -> Model:
     return model
 
 
-def set_solver(model: nn.Module, solver: Solver) -> None:
-    """Choose how the states of a whole sequence are found; token-by-token generation is exact whatever this says."""
-    if not isinstance(solver, Solver):
-        raise ConfigError(f"solver is {solver!r}; give one such as undertow.Sequential()")
-    find_attachment(model).solver = solver
+def set_solver(model: nn.Module, solver: Solver | None = None, prefill: Solver | None = None) -> None:
+    """Choose how the states of a whole sequence are found.
+
+    Args:
+        solver: in training, wherever gradients are on.
+        prefill: without gradients: a prompt's prefill, or evaluation. Exact unless set here.
+
+    Token-by-token generation, and whatever continues a cache, is exact whatever this says.
+    """
+    for given in (solver, prefill):
+        if given is not None and not isinstance(given, Solver):
+            raise ConfigError(f"solver is {given!r}; give one such as undertow.Sequential()")
+    attachment = find_attachment(model)
+    attachment.solver = solver or attachment.solver
+    attachment.prefill = prefill or attachment.prefill
 
 
 def report(model: nn.Module) -> SolverReport | None:

@@ -51,6 +51,11 @@ class Pathway(nn.Module, ABC):
         """The layer after the last one of the recurrent block."""
         return max(self.reads)
 
+    @property
+    def block(self) -> range:
+        """The layers of the recurrent block."""
+        return range(self.first_layer, self.stop_layer)
+
     @abstractmethod
     def write(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """What the state ``[B, n, W]`` of the tokens `lag` back adds to `hidden` ``[B, n, D]`` at `site`."""
@@ -62,6 +67,18 @@ class Pathway(nn.Module, ABC):
     @abstractmethod
     def update(self, readings: list[torch.Tensor], state: torch.Tensor | None) -> torch.Tensor:
         """The new state ``[B, n, W]`` from the readings, in the order of their sites, and the state `lag` back."""
+
+    def guess(self, readings: list[torch.Tensor]) -> torch.Tensor:
+        """The states that Jacobi iterations start from, after a plain sweep: T²MLR takes the readings as they are."""
+        return self.update(readings, None)
+
+    def scan(self, readings: list[torch.Tensor], initial: torch.Tensor | None, present: torch.Tensor | None) -> torch.Tensor:
+        """The states ``[B, T, W]`` that `update`, applied token by token, makes of frozen readings ``[B, T, ...]``.
+
+        `initial` ``[B, lag, W]`` holds the states before the first token; `present` ``[B, T, 1]`` is 0 where a token
+        receives none. Where `update` does not look at the state, as here, that is one call.
+        """
+        return self.update(readings, None)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ from torch.nn import functional as F
 
 from undertow.errors import ConfigError
 from undertow.pathways.base import Decode, Pathway, Recurrence, check_layer
+from undertow.pathways.scan import NormScan
 
 EPSILON = 1e-6
+CLAMP = 5.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,15 @@ class T2MLRPathway(Pathway):
     def read(self, site: int, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
 
+    def guess(self, readings: list[torch.Tensor]) -> torch.Tensor:
+        return readings[0]
+
+    def scan(self, readings: list[torch.Tensor], initial: torch.Tensor | None, present: torch.Tensor | None) -> torch.Tensor:
+        clamp = None if self.norm == "rms" else CLAMP
+        first = None if initial is None else initial[:, 0]
+        states: torch.Tensor = NormScan.apply(readings[0], first, present, clamp, self.detach_residual, EPSILON)
+        return states
+
     def update(self, readings: list[torch.Tensor], state: torch.Tensor | None) -> torch.Tensor:
         (total,) = readings
         if state is not None:
@@ -104,5 +115,5 @@ class T2MLRPathway(Pathway):
         if self.norm == "rms":
             return F.rms_norm(total, total.shape[-1:], eps=EPSILON)
         exact = total.detach().to(torch.promote_types(total.dtype, torch.float32))
-        scale = torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + EPSILON).clamp(1 / 5, 5)
+        scale = torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + EPSILON).clamp(1 / CLAMP, CLAMP)
         return total * scale.to(total.dtype)

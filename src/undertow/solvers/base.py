@@ -16,16 +16,24 @@ class SolverReport:
     Attributes:
         solver: its kind.
         tokens: the tokens ``T`` of the forward.
-        sweeps: how often the whole block ran; the sequential rollout's groups make up one.
-        residual: the relative change of the states in the last sweep; 0 where they are exact.
-        exact_prefix: how many tokens have states that equal the sequential ones, whatever the residual.
+        sweeps: how often the whole block ran before the pass that gave the output; a rollout's groups make up one.
+        exact_prefix: how many tokens have outputs that equal the sequential ones, whatever the residuals.
+        residuals: the relative change of the states in each sweep after the first and in the last pass; empty where the
+            states are exact.
+        seconds: the time of the forward through the block.
     """
 
     solver: str
     tokens: int
     sweeps: int
-    residual: float
     exact_prefix: int
+    residuals: tuple[torch.Tensor, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def residual(self) -> float:
+        """The last residual; 0 where the states are exact."""
+        return float(self.residuals[-1]) if self.residuals else 0.0
 
 
 class RecurrentBlock(ABC):
@@ -48,6 +56,36 @@ class RecurrentBlock(ABC):
         `state` ``[B, stop - start, W]`` holds the states of the tokens `lag` back, or is None where there are none.
         Returns the block's output ``[B, stop - start, D]`` and these tokens' states ``[B, stop - start, W]``.
         """
+
+    @abstractmethod
+    def sweep(
+        self, received: torch.Tensor | None, plain: bool = False, last: bool = False
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Run the block over all tokens at once, each with the state it receives ``[B, T, W]``.
+
+        With None each token is treated as the first of its sequence; a `plain` sweep writes nothing at all. The pass whose
+        output is used is the `last`. Returns the output ``[B, T, D]`` and the readings.
+        """
+
+    @abstractmethod
+    def shift(self, states: torch.Tensor) -> torch.Tensor:
+        """The state that each token receives ``[B, T, W]``: that of the token `lag` back, zeros where there is none."""
+
+    @abstractmethod
+    def guess(self, readings: list[torch.Tensor]) -> torch.Tensor:
+        """The states that Jacobi iterations start from, of the readings of a plain sweep."""
+
+    @abstractmethod
+    def update(self, readings: list[torch.Tensor], received: torch.Tensor) -> torch.Tensor:
+        """The new states ``[B, T, W]``, each from the state that its token received in the sweep."""
+
+    @abstractmethod
+    def scan(self, readings: list[torch.Tensor]) -> torch.Tensor:
+        """The new states ``[B, T, W]`` with `update` solved exactly along time for these readings."""
+
+    @abstractmethod
+    def span(self, start: int, stop: int, initial: torch.Tensor | None) -> RecurrentBlock:
+        """Tokens `start` to `stop` as a block of their own, after the keys and values of the spans before it."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 
 from undertow.solvers.base import RecurrentBlock, Solver, SolverReport
 from undertow.solvers.gradients import Gradient
+from undertow.solvers.solution import pass_at_solution
 
 
 @dataclass(frozen=True)
@@ -19,25 +20,37 @@ class Sequential(Solver):
 
     gradient: str = "full"
     """full: back through the whole rollout. truncated(n): the carried state is cut after every n groups of lag tokens,
-    as in truncated backpropagation through time; attention keeps its gradient."""
+    as in truncated backpropagation through time; attention keeps its gradient. adjoint(n): roll out without a graph, then
+    one parallel pass with a graph and n vector-Jacobian products; ceil(tokens / lag) of these are exact."""
 
     def __post_init__(self) -> None:
         Gradient.parse(self.gradient)
 
     def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
-        truncate = Gradient.parse(self.gradient).steps
-        outputs, states = [], []
-        state = block.initial
-        for group, start in enumerate(range(0, block.tokens, block.lag)):
-            stop = min(start + block.lag, block.tokens)
-            if state is not None:
-                state = state[:, : stop - start]  # the last group may be short
-                if truncate is not None and group % truncate == 0:
-                    state = state.detach()
-            output, state = block.step(start, stop, state)
-            outputs.append(output)
-            states.append(state)
-        report = SolverReport(self.kind, block.tokens, sweeps=1, residual=0.0, exact_prefix=block.tokens)
-        if len(outputs) == 1:
-            return outputs[0], states[0], report
-        return torch.cat(outputs, dim=1), torch.cat(states, dim=1), report
+        gradient = Gradient.parse(self.gradient)
+        report = SolverReport(self.kind, block.tokens, sweeps=1, exact_prefix=block.tokens)
+        if gradient.kind == "adjoint" and torch.is_grad_enabled():
+            with torch.no_grad():
+                _, states = roll_out(block)
+            output, states = pass_at_solution(block, states, gradient)
+        else:
+            output, states = roll_out(block, truncate=gradient.steps)
+        return output, states, report
+
+
+def roll_out(block: RecurrentBlock, truncate: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output ``[B, T, D]`` and states ``[B, T, W]``, group by group; the state is cut after every `truncate` groups."""
+    outputs, states = [], []
+    state = block.initial
+    for group, start in enumerate(range(0, block.tokens, block.lag)):
+        stop = min(start + block.lag, block.tokens)
+        if state is not None:
+            state = state[:, : stop - start]  # the last group may be short
+            if truncate is not None and group % truncate == 0:
+                state = state.detach()
+        output, state = block.step(start, stop, state)
+        outputs.append(output)
+        states.append(state)
+    if len(outputs) == 1:
+        return outputs[0], states[0]
+    return torch.cat(outputs, dim=1), torch.cat(states, dim=1)

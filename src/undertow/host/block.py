@@ -1,0 +1,249 @@
+"""The recurrent block of a hosted forward: the model's own layers between the pathway's sites."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import Cache
+
+from undertow.host.arguments import Call, Cutter, replace
+from undertow.host.rollout_cache import RolloutCache
+from undertow.host.stack import Recording, first_output
+from undertow.solvers.base import RecurrentBlock
+
+if TYPE_CHECKING:
+    from undertow.host.attach import Attachment
+
+
+@dataclass
+class Course:
+    """What changes in the course of a forward, shared by the block and its spans.
+
+    Attributes:
+        chain: the link that the next write into the rollout's cache follows; None where no gradient is wanted.
+        unfilled: whether the model's cache still lacks the block's keys and values.
+    """
+
+    chain: torch.Tensor | None
+    unfilled: bool
+
+
+class HostedBlock(RecurrentBlock):
+    """One forward's block, or a span of its tokens. Token numbers are those of the block or span itself.
+
+    Where a sequence starts, groups of tokens keep their keys and values in a `RolloutCache`; whatever continues a cache
+    uses that cache. A sweep over the whole block calls the layers as the backbone did.
+    """
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        recording: Recording,
+        hidden: torch.Tensor,
+        cache: Cache | None,
+        offsets: list[int] | None,
+        active: torch.Tensor | None,
+        present: torch.Tensor | None,
+        initial: torch.Tensor | None,
+    ) -> None:
+        """`hidden` ``[B, T, D]`` is the prefix's output; `offsets` are the key offsets of the block's layers in a cache
+        that holds tokens, None for an empty one; `active` and `present` ``[B, T]`` are as in `tokens.py`."""
+        self.pathway = attachment.pathway
+        self.recording, self.hidden, self.cache, self.offsets = recording, hidden, cache, offsets
+        self.lag, self.initial = self.pathway.lag, initial
+        self.origin, self.tokens, self.whole = 0, hidden.shape[1], True
+        self.active = None if active is None else active[..., None].to(hidden.dtype)
+        self.present = None if present is None else present[..., None].to(hidden.dtype)
+        self.starts = initial is None  # the first `lag` tokens have no state to receive
+        self.calls = [recording.calls[index] for index in self.pathway.block]
+        self.layouts = [attachment.layouts[index] for index in self.pathway.block]
+        self.modules = [recording.layers[index] for index in self.pathway.block]
+        learning = torch.is_grad_enabled() and (
+            hidden.requires_grad
+            or any(p.requires_grad for module in (self.pathway, *self.modules) for p in module.parameters())
+        )
+        self.rollout = RolloutCache(len(recording.layers), self.tokens) if offsets is None else None
+        self.checkpointing = learning and any(checkpoints(module) for module in self.modules)
+        self.course = Course(
+            chain=hidden.new_zeros((), requires_grad=True) if learning and self.rollout is not None else None,
+            unfilled=self.rollout is not None and cache is not None and not self.checkpointing,
+        )
+
+    @cached_property
+    def cutter(self) -> Cutter:
+        return Cutter(self.calls, self.layouts)
+
+    # --- what solvers call
+
+    def step(self, start: int, stop: int, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        start, stop = start + self.origin, stop + self.origin
+        if self.checkpointing and torch.is_grad_enabled() and not self._all(start, stop):
+            # The library's own checkpointing would take the cache away; a whole group is checkpointed instead.
+            output, new_state, self.course.chain = checkpoint(
+                self._group, start, stop, state, self.course.chain, use_reentrant=False
+            )
+        else:
+            output, new_state, self.course.chain = self._group(start, stop, state, self.course.chain)
+        return output, new_state
+
+    def sweep(
+        self, received: torch.Tensor | None, plain: bool = False, last: bool = False
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        start, stop = self.origin, self.origin + self.tokens
+        if self.whole:
+            if last:
+                self.course.unfilled = False  # these calls fill the model's cache
+            return self._sites(start, stop, received, plain, self.calls if last else self._without_cache())
+        assert self.rollout is not None
+        with self.rollout.group(start, self.course.chain if torch.is_grad_enabled() else None) as group:
+            output, readings = self._sites(start, stop, received, plain)
+            self.course.chain = group.chain if group.chain is not None else self.course.chain
+        return output, readings
+
+    def shift(self, states: torch.Tensor) -> torch.Tensor:
+        before = states.new_zeros(states.shape[0], self.lag, states.shape[2]) if self.initial is None else self.initial
+        received = torch.cat([before, states], dim=1)[:, : self.tokens]
+        present = self._present(self.origin, self.origin + self.tokens)
+        return received if present is None else received * present
+
+    def guess(self, readings: list[torch.Tensor]) -> torch.Tensor:
+        return self.pathway.guess(readings)
+
+    def update(self, readings: list[torch.Tensor], received: torch.Tensor) -> torch.Tensor:
+        return self.pathway.update(readings, received)
+
+    def scan(self, readings: list[torch.Tensor]) -> torch.Tensor:
+        present = None if self.present is None else self.present[:, self.origin : self.origin + self.tokens]
+        return self.pathway.scan(readings, self.initial, present)
+
+    def span(self, start: int, stop: int, initial: torch.Tensor | None) -> HostedBlock:
+        part = copy.copy(self)
+        part.origin, part.tokens, part.initial = self.origin + start, stop - start, initial
+        part.whole = self.whole and stop - start == self.tokens
+        return part
+
+    def finish(self) -> None:
+        """Give the keys and values of a rollout to the cache that the model was called with, and let go of the graph."""
+        self.course.chain = None  # a checkpointed graph holds this block, which must not hold the graph
+        if self.course.unfilled:
+            assert self.cache is not None and self.rollout is not None
+            for index in self.pathway.block:
+                self.cache.update(*self.rollout.contents(index), index)
+
+    # --- how they are carried out; token numbers are the forward's
+
+    def _all(self, start: int, stop: int) -> bool:
+        return stop - start == self.hidden.shape[1]
+
+    def _group(
+        self, start: int, stop: int, state: torch.Tensor | None, chain: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """One group's output and states, and the link of the rollout's chain that the next group follows."""
+        if state is not None:
+            present = self._present(start, stop)
+            state = state if present is None else state * present
+        if self._all(start, stop):
+            self.course.unfilled = False
+            output, readings = self._sites(start, stop, state, calls=self.calls)
+        elif self.rollout is None:
+            output, readings = self._sites(start, stop, state)
+        else:
+            with self.rollout.group(start, chain if torch.is_grad_enabled() else None) as group:
+                output, readings = self._sites(start, stop, state)
+                chain = group.chain if group.chain is not None else chain
+        return output, self.pathway.update(readings, state), chain
+
+    def _sites(
+        self, start: int, stop: int, received: torch.Tensor | None, plain: bool = False, calls: list[Call] | None = None
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Tokens `start` to `stop` through the block: write, read and run layers, site by site.
+
+        `calls` are the calls of the layers; None cuts them to these tokens.
+        """
+        pathway = self.pathway
+        hidden = self.hidden if self._all(start, stop) else self.hidden[:, start:stop]
+        written = self._written(start, stop)
+        if received is None and pathway.writes_without_state:
+            received = hidden.new_zeros(*hidden.shape[:2], pathway.state_width)
+        if plain:
+            received = None
+        readings = []
+        done: dict[Any, Any] = {}  # what is cut for these tokens
+        for site in range(pathway.first_layer, pathway.stop_layer + 1):
+            if site in pathway.writes and received is not None:
+                added = pathway.write(site, hidden, received)
+                hidden = hidden + (added if written is None else written * added)
+            if site in pathway.reads:
+                readings.append(pathway.read(site, hidden))
+            if site < pathway.stop_layer:
+                position = site - pathway.first_layer
+                if calls is None:
+                    hidden = self._cut_layer(position, start, stop, hidden, done)
+                else:
+                    args, kwargs = calls[position]
+                    hidden = first_output(self.modules[position](hidden, *args, **kwargs))
+        return hidden, readings
+
+    def _cut_layer(self, position: int, start: int, stop: int, hidden: torch.Tensor, done: dict[Any, Any]) -> torch.Tensor:
+        if self.rollout is not None:
+            cache: Cache = self.rollout
+            keys = (0, stop)
+        else:
+            assert self.cache is not None and self.offsets is not None
+            cache = self.cache
+            length, offset = cache.get_mask_sizes(stop - start, position + self.pathway.first_layer)
+            first = int(offset - self.offsets[position])
+            keys = (first, first + int(length))
+        args, kwargs = self.cutter.cut(position, start, stop, cache, keys, done, hidden.device)
+        module = self.modules[position]
+        with without_checkpointing(module):
+            return first_output(module(hidden, *args, **kwargs))
+
+    def _without_cache(self) -> list[Call]:
+        """The calls of the layers as the backbone made them, but for the cache."""
+        shared: dict[int, Call] = {}
+        calls = []
+        for call in self.calls:
+            if id(call[1]) not in shared:
+                shared[id(call[1])] = replace(call, lambda path, value: None if isinstance(value, Cache) else value)
+            calls.append(shared[id(call[1])])
+        return calls
+
+    def _present(self, start: int, stop: int) -> torch.Tensor | None:
+        """Which of the tokens have a state to receive, ``[B, n, 1]``; None for all."""
+        present = None if self.present is None else self.present[:, start:stop]
+        if self.starts and start < self.lag:
+            head = torch.arange(start, stop, device=self.hidden.device).ge(self.lag)[None, :, None].to(self.hidden.dtype)
+            present = head if present is None else present * head
+        return present
+
+    def _written(self, start: int, stop: int) -> torch.Tensor | None:
+        """Where a write counts, ``[B, n, 1]``: at active tokens that have a state, if the pathway needs one."""
+        if self.pathway.writes_without_state:
+            return None if self.active is None else self.active[:, start:stop]
+        return self._present(start, stop)
+
+
+def checkpoints(module: torch.nn.Module) -> bool:
+    """Whether the library would checkpoint this layer in the current mode."""
+    return bool(getattr(module, "gradient_checkpointing", False)) and module.training
+
+
+@contextmanager
+def without_checkpointing(module: torch.nn.Module) -> Iterator[None]:
+    """Run a layer without the library's own checkpointing, which takes its cache away."""
+    if not checkpoints(module):
+        yield
+        return
+    module.gradient_checkpointing = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        module.gradient_checkpointing = True  # type: ignore[assignment]
