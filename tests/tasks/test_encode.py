@@ -81,9 +81,7 @@ def test_too_long_is_an_error_and_names_the_example():
     example = PARITY.example("train", 0, 12)
     tokens = len(encode(example, CHARACTERS)["input_ids"])
     assert encode(example, CHARACTERS, max_tokens=tokens) == encode(example, CHARACTERS)
-    with pytest.raises(
-        DataError, match=f"Output the parity.* has {tokens} tokens, but max_tokens is {tokens - 1}"
-    ):
+    with pytest.raises(DataError, match=f"Output the parity.* has {tokens} tokens, but max_tokens is {tokens - 1}"):
         encode(example, CHARACTERS, max_tokens=tokens - 1)
 
 

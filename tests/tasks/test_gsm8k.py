@@ -12,9 +12,7 @@ from undertow.errors import ConfigError, DataError
 from undertow.tasks import GSM8K, Example
 
 DATA = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
-needs_data = pytest.mark.skipif(
-    not (DATA / "gsm8k_train.jsonl").exists(), reason="the GSM8K files are not here"
-)
+needs_data = pytest.mark.skipif(not (DATA / "gsm8k_train.jsonl").exists(), reason="the GSM8K files are not here")
 
 CLIPS = {
     "question": "Natalia sold 48 clips, then half as many. How many in all?",
@@ -23,9 +21,7 @@ CLIPS = {
 
 
 def write(path, *rows):
-    path.write_text(
-        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n", "utf-8"
-    )
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n", "utf-8")
     return str(path)
 
 
@@ -94,14 +90,9 @@ def test_score_compares_numbers(answer, other, chain):
 
 
 def test_valid_split_is_held_out_of_train(tmp_path):
-    path = write(
-        tmp_path / "t.jsonl", *({"question": f"{i % 500}?", "answer": f"#### {i}"} for i in range(1000))
-    )
+    path = write(tmp_path / "t.jsonl", *({"question": f"{i % 500}?", "answer": f"#### {i}"} for i in range(1000)))
     task = GSM8K(train=path)
-    prompts = {
-        split: [task.example(split, i).prompt for i in range(task.size(split))]
-        for split in ("train", "valid")
-    }
+    prompts = {split: [task.example(split, i).prompt for i in range(task.size(split))] for split in ("train", "valid")}
     assert len(prompts["train"]) + len(prompts["valid"]) == 1000
     assert 20 < len(prompts["valid"]) < 100
     assert not set(prompts["train"]) & set(prompts["valid"])
@@ -171,9 +162,7 @@ def test_bad_arguments(clips):
 
 @needs_data
 def test_real_files():
-    task = GSM8K(
-        train=str(DATA / "gsm8k_train.jsonl"), test=str(DATA / "gsm8k_test.jsonl"), chain_of_thought=True
-    )
+    task = GSM8K(train=str(DATA / "gsm8k_train.jsonl"), test=str(DATA / "gsm8k_test.jsonl"), chain_of_thought=True)
     assert task.size("test") == 1_319
     assert task.size("train") + task.size("valid") == 7_473
     assert 300 < task.size("valid") < 450
@@ -187,9 +176,7 @@ def test_real_files():
 
 @needs_data
 def test_real_augmented_files():
-    aug = GSM8K(
-        valid=str(DATA / "gsm8k_aug_valid.txt"), test=str(DATA / "gsm8k_aug_test.txt"), chain_of_thought=True
-    )
+    aug = GSM8K(valid=str(DATA / "gsm8k_aug_valid.txt"), test=str(DATA / "gsm8k_aug_test.txt"), chain_of_thought=True)
     plain = GSM8K(test=str(DATA / "gsm8k_test.jsonl"))
     assert (aug.size("valid"), aug.size("test")) == (500, 1_319)
     assert aug.example("test", 0).completion == " <<16-3-4=9>> <<9*2=18>>\n#### 18"

@@ -97,6 +97,9 @@ class HostedBlock(RecurrentBlock):
         self, received: torch.Tensor | None, plain: bool = False, last: bool = False
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         start, stop = self.origin, self.origin + self.tokens
+        if received is None and not plain and self.initial is not None:  # what comes before is known: start from that
+            nothing = self.initial.new_zeros(self.initial.shape[0], self.tokens, self.initial.shape[2])
+            received = self.shift(nothing)
         if self.whole:
             if last:
                 self.course.unfilled = False  # these calls fill the model's cache

@@ -1,0 +1,79 @@
+"""The commands, from a recipe to text: train, evaluate, generate, demo."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from undertow.cli.main import main
+from undertow.evaluation import demo as demo_module
+from undertow.training.run import load_recipe
+
+
+def output_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_train_eval_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tiny.recipe_file(tmp_path, recurrence=tiny.TURBOCONN))
+    run = tmp_path / "mine"
+    overrides = ["--name=mine", "--training.steps=12", "--seeds=[0, 3]", "--recurrence.rank=4"]
+    trained = output_of(["train", path, *overrides], capsys)
+    lines = trained.splitlines()
+    assert lines[:2] == [str(run / "seed-0"), str(run / "seed-3")]
+    assert lines[2] == "mine (2 seeds together)"
+    recipe = load_recipe(run / "seed-3" / "recipe.yaml", [])
+    assert (recipe.training.steps, recipe.training.batch) == (12, 4)
+    assert list(tiny.losses(run / "seed-3")) == list(range(1, 13))
+    assert (run / "accuracy.png").is_file()
+
+    # The same command again trains nothing and tells the same; so does evaluating.
+    model = run / "seed-0" / "model" / "model.safetensors"
+    before = model.stat().st_mtime_ns
+    assert output_of(["train", path, *overrides], capsys) == trained
+    assert model.stat().st_mtime_ns == before
+    assert output_of(["eval", str(run)], capsys).splitlines() == lines[2:]
+
+    # Evaluated otherwise, by either command.
+    for arguments in (["eval", str(run)], ["train", path, *overrides]):
+        text = output_of([*arguments, "--evaluation.lengths=[7]", "--evaluation.examples=5"], capsys)
+        assert re.search(r"\| 7 +\| +greedy \| +\d+ \| 10 \|", text)
+        saved = json.loads((run / "seed-0" / "accuracy.json").read_text())
+        assert [(each["length"], each["total"]) for each in saved] == [(7, 5)]
+
+    greedy = [output_of(["generate", str(folder), "1011="], capsys) for folder in (run, run / "seed-0", model.parent)]
+    assert greedy[0] == greedy[1] == greedy[2]
+    assert set(greedy[0].strip()) <= set("01=")
+    options = ["--max-new-tokens=3", "--temperature=5"]
+    samples = {output_of(["generate", str(run), "1011=", *options], capsys) for _ in range(8)}
+    assert len(samples) > 1 and max(len(sample.strip()) for sample in samples) <= 3
+
+
+def test_an_interrupted_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tiny.recipe_file(tmp_path))
+    with monkeypatch.context() as patch:
+        tiny.interrupt(patch, 5)
+        assert main(["train", path]) == 130
+    message = capsys.readouterr().err
+    assert message.endswith("\nundertow: interrupted; the same command goes on from the last checkpoint\n")
+    assert "Traceback" not in message
+    assert (tmp_path / "tiny" / "seed-0" / "checkpoint-4").is_dir()
+    output_of(["train", path], capsys)
+    assert list(tiny.losses(tmp_path / "tiny" / "seed-0")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_demo_writes_where_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(demo_module, "demo", lambda output: asked.append(output) or "a table")
+    assert output_of(["demo", f"--output={tmp_path}"], capsys) == "a table\n"
+    assert output_of(["demo"], capsys) == "a table\n"
+    assert asked == [tmp_path, Path("runs/demo")]

@@ -1,0 +1,156 @@
+"""A mistake of the user's: exit code 2 and one sentence that says what to mend, never a traceback."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from undertow.cli.main import main
+from undertow.config import save_yaml
+from undertow.training.run import run_folder
+
+CONNECTIONS = "--recurrence.connections="
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[list[str]], str]:
+    """Runs a command that must fail, and returns its one sentence."""
+
+    def run(arguments: list[str]) -> str:
+        code: Any
+        try:
+            code = main(arguments)
+        except SystemExit as exit_:  # what argparse itself finds
+            code = exit_.code
+        output = capsys.readouterr()
+        assert code == 2
+        assert not output.out
+        assert "Traceback" not in output.err
+        (line,) = [line for line in output.err.splitlines() if line.startswith("undertow: ")]
+        return line
+
+    return run
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A tiny recipe with a recurrence."""
+    return str(tiny.recipe_file(tmp_path, recurrence=tiny.TURBOCONN))
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("--trainig.steps=3", "unknown key trainig; did you mean 'training'?"),
+        ("--training.step=3", "unknown key training.step; did you mean 'steps'?"),
+        ("--training.steps=many", "training.steps: expected whole number, got 'many'"),
+        ("--training.steps", "'--training.steps' has no value; write --training.steps=value"),
+        ("--steps=3", "unknown key steps"),
+        ("steps=3", "'steps=3' is not a setting; write it as --section.key=value"),
+        ("-x", "'-x' is not a setting; write it as --section.key=value"),
+        (CONNECTIONS + "[[5, 0]]", "layer 5"),
+        (CONNECTIONS + "[[0, 1]]", "connection 0 -> 1 goes up"),
+        (CONNECTIONS + "[]", "TurboConn has no connections"),
+        ("--recurrence.lag=0", "lag is 0, but a state can only reach a later token; use 1 or more"),
+        ("--model.architecture=rwkv", "(model_type 'rwkv') cannot carry a recurrence"),
+        ("--model.architecture=mamba", "(model_type 'mamba') cannot carry a recurrence"),
+        ("--model.architecture=lama", "did you mean 'llama'?"),
+        ("--model.path=/no/such/model", "there is no folder /no/such/model"),
+        ("--task=gsm8k", "evaluation.lengths is set, but gsm8k reads a file as it is"),
+        ("--lora={}", "model.path is not set; set it or remove lora"),
+        ("--task.max_length=3", "valid split, which seems to hold no such prompt; ask for a greater length"),
+        ("--training.max_tokens=2", "have more than 2 tokens; raise training.max_tokens"),
+        ("--evaluation.batch=0", "evaluation: batch is 0; use 1 or more"),
+    ],
+)
+def test_train(override: str, expected: str, path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+    assert expected in refused(["train", path, override])
+    assert not (tmp_path / "tiny").exists(), "it left a folder, which would refuse the mended recipe"
+
+
+def test_train_with_a_file_that_is_no_recipe(refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+    assert refused(["train", "absent.yaml"]) == "undertow: absent.yaml: no such file"
+    assert "is a folder" in refused(["train", str(tmp_path)])
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("name: x\ntask: [")
+    assert "broken.yaml, line 2" in refused(["train", str(broken)])
+    broken.write_text("name: x\nname: y\ntask: parity")
+    assert "line 2: the key 'name' is given twice" in refused(["train", str(broken)])
+
+
+def test_train_where_nothing_can_be_written(path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert str(tmp_path / "file") in refused(["train", path, f"--output={tmp_path / 'file'}"])
+
+
+def test_train_on_a_folder_that_is_no_checkpoint(path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+    message = refused(["train", path, f"--model.path={tmp_path}"])
+    assert f"{tmp_path} is no checkpoint: it has no config.json; give a folder that save_pretrained wrote" in message
+
+
+def test_train_in_the_folder_of_another_recipe(path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+    recipe = tiny.recipe(tmp_path, recurrence=tiny.TURBOCONN)
+    save_yaml(recipe, run_folder(recipe, 0) / "recipe.yaml")
+    message = refused(["train", path, "--training.steps=7"])
+    assert "was made by another recipe, whose training.steps is 6 and not 7; choose another name or remove" in message
+
+
+def test_eval_of_what_is_no_finished_run(path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+    assert "there is no such folder" in refused(["eval", str(tmp_path / "absent")])
+    assert "it has no recipe.yaml" in refused(["eval", str(tmp_path)])
+    recipe = tiny.recipe(tmp_path)
+    save_yaml(recipe, run_folder(recipe, 0) / "recipe.yaml")
+    for folder in (tmp_path / "tiny", tmp_path / "tiny" / "seed-0"):
+        assert "is no finished run: its training has not finished" in refused(["eval", str(folder)])
+        assert "is no finished run: its training has not finished" in refused(["generate", str(folder), "1="])
+    (tmp_path / "tiny" / "seed-0" / "model").mkdir()
+    assert "is no checkpoint: it has no config.json" in refused(["eval", str(tmp_path / "tiny")])
+    assert "unknown key evaluation.length; did you mean 'lengths'?" in refused(
+        ["eval", str(tmp_path / "tiny"), "--evaluation.length=[3]"]
+    )
+
+
+def test_generate(refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+    assert "there is no folder" in refused(["generate", str(tmp_path / "absent"), "1="])
+    assert "undertow generate does not know '--temprature=1'; see undertow generate --help" in refused(
+        ["generate", str(tmp_path), "1=", "--temprature=1"]
+    )
+    assert "max-new-tokens is 0; use 1 or more" in refused(["generate", str(tmp_path), "1=", "--max-new-tokens=0"])
+    assert "temperature is -1.0; use 0" in refused(["generate", str(tmp_path), "1=", "--temperature=-1"])
+
+
+def test_demo(refused: Callable[[list[str]], str]) -> None:
+    assert "undertow demo does not know '--fast'; see undertow demo --help" in refused(["demo", "--fast"])
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["trian"], ["train"], ["eval"], ["generate", "run"], ["generate", "run", "1=", "--max-new-tokens=x"]]
+)
+def test_what_argparse_refuses(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    output = capsys.readouterr()
+    assert "error: " in output.err and "Traceback" not in output.err
+
+
+def test_a_mistake_of_ours_is_not_taken_for_the_users(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise AttributeError("a bug")
+
+    monkeypatch.setattr("undertow.training.run.train", broken)
+    with pytest.raises(AttributeError):
+        main(["train", path])
+
+
+def test_a_real_process(path: str) -> None:
+    command = [sys.executable, "-m", "undertow.cli.main", "train", path, CONNECTIONS + "[[5, 0]]"]
+    done = subprocess.run(command, capture_output=True, text=True, env=tiny.environment())
+    assert done.returncode == 2
+    assert not done.stdout
+    assert re.fullmatch(r"undertow: .*layer 5.*\n", done.stderr), done.stderr

@@ -1,0 +1,169 @@
+"""Evaluating finished runs, one seed or several, and the demo."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from matplotlib import image
+
+from undertow.errors import CheckpointError, ConfigError, DataError
+from undertow.evaluation import demo as demo_module
+from undertow.evaluation.demo import demo
+from undertow.evaluation.run import continue_prompt, evaluate, seed_folders
+from undertow.training import train
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two seeds that has learnt to answer with a digit, mostly."""
+    recipe = tiny.recipe(
+        tmp_path_factory.mktemp("runs"), recurrence=tiny.TURBOCONN, training={"steps": 12, "save_every": None}
+    )
+    for seed in (0, 1):
+        folder = train(recipe, seed)
+    return folder.parent
+
+
+@pytest.fixture
+def finished(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it to write into."""
+    copy: Path = shutil.copytree(trained, tmp_path / "tiny")
+    return copy
+
+
+def cells(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((folder / "accuracy.json").read_text())
+    return found
+
+
+def test_several_seeds_are_pooled(finished: Path) -> None:
+    text = evaluate(finished, ["--evaluation.temperature=1", "--evaluation.examples=20"])
+    assert text.startswith("tiny (2 seeds together)\n\n|")
+    by_seed = [results(finished / f"seed-{seed}") for seed in (0, 1)]
+    assert by_seed[0] != by_seed[1], "so alike that pooling shows nothing"
+    expected = []
+    for first, second in zip(*by_seed, strict=True):
+        assert (first["length"], first["temperature"]) == (second["length"], second["temperature"])
+        correct, total = first["correct"] + second["correct"], first["total"] + second["total"]
+        decoding = "greedy" if first["temperature"] == 0 else "temperature 1"
+        expected.append([str(first["length"]), decoding, str(correct), str(total), f"{100 * correct / total:.1f}%"])
+    assert cells(text) == expected
+    assert [row[:2] for row in expected] == [
+        ["6", "greedy"],
+        ["8", "greedy"],
+        ["6", "temperature 1"],
+        ["8", "temperature 1"],
+    ]
+    assert {row[3] for row in expected} == {"40"}
+    assert any(row[2] not in ("0", "40") for row in expected)
+    assert image.imread(finished / "accuracy.png").size
+
+
+def test_one_seed_alone(finished: Path) -> None:
+    text = evaluate(finished / "seed-1", [])
+    assert text.startswith("tiny\n\n|")
+    assert {row[3] for row in cells(text)} == {"8"}
+    assert (finished / "seed-1" / "accuracy.png").is_file()
+    assert not (finished / "seed-0" / "accuracy.json").exists()
+
+
+def test_overrides_change_the_evaluation_and_not_the_run(finished: Path) -> None:
+    before = (finished / "seed-0" / "recipe.yaml").read_bytes()
+    text = evaluate(finished, ["--evaluation.lengths=[7, 9, 10]", "--evaluation.examples=3"])
+    assert [row[0] for row in cells(text)] == ["7", "9", "10"]
+    assert (finished / "seed-0" / "recipe.yaml").read_bytes() == before
+    with pytest.raises(ConfigError, match=r"unknown key evaluation\.length; did you mean 'lengths'"):
+        evaluate(finished, ["--evaluation.length=[7]"])
+    with pytest.raises(DataError, match="length 2 falls in the test split"):
+        evaluate(finished, ["--evaluation.lengths=[2]"])
+
+
+def test_without_lengths_there_is_no_figure(finished: Path) -> None:
+    text = evaluate(finished, ["--evaluation.lengths=[]"])
+    assert [row[0] for row in cells(text)] == ["all"]
+    assert not (finished / "accuracy.png").exists()
+
+
+def test_unfinished_runs_are_told_apart_from_none(finished: Path, tmp_path: Path) -> None:
+    shutil.rmtree(finished / "seed-0" / "model")
+    assert seed_folders(finished) == [finished / "seed-1"]
+    for folder, expected in (
+        (finished / "seed-0", r"its training has not finished; run `undertow train` again"),
+        (tmp_path, r"it has no recipe\.yaml"),
+        (tmp_path / "absent", r"there is no such folder"),
+    ):
+        with pytest.raises(CheckpointError, match=f"is no finished run: {expected}"):
+            evaluate(folder, [])
+
+
+# Continuing a prompt
+
+
+def test_a_run_a_seed_and_a_model_continue_alike(trained: Path) -> None:
+    answer = continue_prompt(trained, "1011=", 5, 0)
+    assert answer and set(answer) <= set("01=")
+    assert continue_prompt(trained / "seed-0", "1011=", 5, 0) == answer
+    assert continue_prompt(trained / "seed-0" / "model", "1011=", 5, 0) == answer
+    assert len(continue_prompt(trained, "1011=", 1, 0)) == 1
+
+
+def test_samples_differ_and_greedy_answers_do_not(trained: Path) -> None:
+    assert len({continue_prompt(trained, "1011=", 8, 5.0) for _ in range(5)}) > 1
+    assert len({continue_prompt(trained, "1011=", 8, 0.0) for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "expected"),
+    [
+        (("", 5, 0.0), DataError, "the prompt is empty; give at least one character"),
+        (("12", 5, 0.0), DataError, "does not know a part of '12'"),
+        (("1", 0, 0.0), ConfigError, "max-new-tokens is 0; use 1 or more"),
+        (("1", 5, -1.0), ConfigError, "temperature is -1.0; use 0 for greedy answers, or more"),
+    ],
+)
+def test_prompts_that_make_no_sense(trained: Path, arguments: Any, error: type[Exception], expected: str) -> None:
+    with pytest.raises(error, match=expected):
+        continue_prompt(trained, *arguments)
+
+
+def test_a_missing_model_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        continue_prompt(tmp_path / "absent", "1", 5, 0.0)
+
+
+# The demo
+
+
+def test_demo_trains_and_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = {"steps": 3, "batch": 4, "log_every": 1, "evaluate_examples": 4}
+    monkeypatch.setitem(demo_module.COMMON, "training", training)
+    monkeypatch.setitem(demo_module.COMMON, "model", {"layers": 2, "width": 16, "heads": 2})
+    monkeypatch.setattr(demo_module, "LENGTHS", (16, 32, 64))
+    monkeypatch.setattr(demo_module, "GENERATED", 4)
+    text = demo(tmp_path, examples=4)
+    assert text.rstrip().endswith(f"Figure: {tmp_path / 'demo.png'}")
+    rows = cells(text)
+    assert [row[0] for row in rows] == list(demo_module.MODELS) == ["Transformer", "TurboConn", "T²MLR"]
+    assert (tmp_path / "demo.md").read_text().strip() in text
+    assert image.imread(tmp_path / "demo.png").size
+    found = json.loads((tmp_path / "demo.json").read_text())
+    for row in rows:
+        model = found[row[0]]
+        shares = [f"{100 * each['correct'] / each['total']:.1f}%" for each in model["accuracies"]]
+        assert row[1:4] == shares and row[4] == f"{model['parameters']:,}"
+        assert model["seconds_per_step"] > 0 and model["seconds_per_token"] > 0
+    assert found["Transformer"]["parameters"] < found["TurboConn"]["parameters"]
+
+    # Trained once: the second time it only measures.
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
+    assert len(written) == 3
+    demo(tmp_path, examples=4)
+    assert {path: path.stat().st_mtime_ns for path in written} == written

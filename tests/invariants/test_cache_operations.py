@@ -1,0 +1,242 @@
+"""The state goes where its row of the cache goes: beams, samples, assisted decoding, cropping, reordering, copying."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from helpers import (
+    ARCHITECTURES,
+    CACHE,
+    CHANGED,
+    PATHWAYS,
+    SAME,
+    difference,
+    generate,
+    hosted,
+    logits,
+    randomize,
+    some,
+    steps,
+    taking_turns,
+    tokens,
+)
+from transformers import DynamicCache, PreTrainedModel
+
+import undertow
+from undertow.host.state import HISTORY, StateLayer
+
+WITH_CACHE = [name for name in ARCHITECTURES if name != "mpt"]  # mpt generates without one
+# A prompt that repeats itself, so that looking up its n-grams finds something.
+REPEATING = torch.tensor([[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6, 7, 8]])
+
+
+def feed(model: PreTrainedModel, ids: torch.Tensor, cache: Any, **inputs: Any) -> torch.Tensor:
+    """The logits of new tokens after what is in the cache."""
+    return logits(model, ids, use_cache=True, **{CACHE: cache}, **inputs)
+
+
+def full(cache: Any) -> Any:
+    """Keep in sliding layers what a crop has to bring back, as assisted decoding does."""
+    if hasattr(cache, "activate_past_recording"):
+        cache.activate_past_recording()
+    return cache
+
+
+# --- through generate
+
+
+@pytest.mark.parametrize(("name", "pathway"), some(WITH_CACHE))
+def test_beams_carry_their_states(name: str, pathway: str) -> None:
+    model, ids = hosted(name, pathway), tokens(2, 7)
+    beams = generate(model, ids, num_beams=3)
+    assert torch.equal(beams, generate(model, ids, num_beams=3, use_cache=False))
+
+
+def test_control_beams_without_reordering(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = generate(hosted("llama", "turboconn-1"), tokens(2, 7), num_beams=3)
+    monkeypatch.setattr(StateLayer, "reorder_cache", lambda self, beams: None)
+    assert not torch.equal(generate(hosted("llama", "turboconn-1"), tokens(2, 7), num_beams=3), expected)
+
+
+@pytest.mark.parametrize(("name", "pathway"), some(WITH_CACHE))
+def test_sampled_sequences_carry_their_states(name: str, pathway: str) -> None:
+    model, ids = hosted(name, pathway), tokens(2, 7)
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {"do_sample": True, "num_return_sequences": 3}
+    sequences, decoded = steps(model, ids, new=6, **settings)
+    assert len({tuple(row) for row in sequences.tolist()}) == 6
+    assert difference(decoded, logits(model, sequences)[:, 6:-1]) < SAME
+
+
+@pytest.mark.parametrize(("name", "pathway", "draft"), taking_turns(some(WITH_CACHE), ["plain", "recurrent"], each=1))
+def test_assisted_decoding(name: str, pathway: str, draft: str) -> None:
+    """The draft is the model with disturbed weights, so that some of its tokens are accepted and some are not."""
+    model, ids, assistant = hosted(name, pathway), tokens(1, 9), zoo.build(name)
+    greedy = generate(model, ids, new=12)
+    if draft == "recurrent":
+        randomize(undertow.attach(assistant, PATHWAYS[pathway]))
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in assistant.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    assert torch.equal(generate(model, ids, new=12, assistant_model=assistant), greedy)
+    assert torch.equal(generate(assistant, ids, new=12), generate(assistant, ids, new=12, use_cache=False))
+
+
+@pytest.mark.parametrize(("name", "pathway"), some(WITH_CACHE, each=2))
+def test_prompt_lookup(name: str, pathway: str) -> None:
+    model = hosted(name, pathway)
+    greedy = generate(model, REPEATING, new=12)
+    assert torch.equal(generate(model, REPEATING, new=12, prompt_lookup_num_tokens=3), greedy)
+
+
+@pytest.mark.parametrize("pathway", PATHWAYS)
+@pytest.mark.parametrize("name", ["llama", "falcon"])
+def test_assisted_decoding_with_a_recurrent_mask(name: str, pathway: str) -> None:
+    model, mask = hosted(name, pathway), torch.ones_like(REPEATING)
+    mask[:, 4:9] = 0
+    greedy = generate(model, REPEATING, new=12, recurrent_mask=mask)
+    for settings in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": hosted(name, pathway, seed=1)}):
+        assert torch.equal(generate(model, REPEATING, new=12, recurrent_mask=mask, **settings), greedy)
+
+
+def test_control_a_crop_that_leaves_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejected tokens leave states behind: the text changes for at least one pathway."""
+    greedy = {p: generate(hosted("llama", p), REPEATING, new=12) for p in PATHWAYS}
+    monkeypatch.setattr(StateLayer, "crop", lambda self, tokens_to_remove: None)
+    looked_up = {p: generate(hosted("llama", p), REPEATING, new=12, prompt_lookup_num_tokens=3) for p in PATHWAYS}
+    assert any(not torch.equal(looked_up[p], greedy[p]) for p in PATHWAYS)
+
+
+# --- on the cache itself
+
+
+@pytest.mark.parametrize("taken_back", [1, 2, 5])
+@pytest.mark.parametrize(("name", "pathway"), some())
+def test_cropping_equals_never_having_gone_on(name: str, pathway: str, taken_back: int) -> None:
+    model, ids, other = hosted(name, pathway), tokens(2, 13), tokens(2, taken_back, seed=7)
+    cache = full(DynamicCache(config=model.config))
+    first = feed(model, ids[:, :8], cache)
+    feed(model, other, full(cache))
+    cache.crop(-taken_back)
+    rest = feed(model, ids[:, 8:], cache)
+    assert difference(torch.cat([first, rest], dim=1), logits(model, ids)) < SAME
+
+
+@pytest.mark.parametrize("pathway", PATHWAYS)
+def test_cropping_what_several_forwards_added(pathway: str) -> None:
+    """As a draft model does: several forwards of one token between two crops."""
+    model, ids = hosted("llama", pathway), tokens(2, 13)
+    cache = DynamicCache(config=model.config)
+    first = feed(model, ids[:, :5], cache)
+    for token in tokens(2, 6, seed=7).split(1, dim=1):
+        feed(model, token, cache)
+    cache.crop(-6)
+    cache.crop(0)
+    rest = feed(model, ids[:, 5:], cache)
+    assert difference(torch.cat([first, rest], dim=1), logits(model, ids)) < SAME
+
+
+@pytest.mark.parametrize("pathway", ["turboconn-1", "turboconn-3", "t2mlr-whole"])
+def test_cropping_back_to_the_start(pathway: str) -> None:
+    model, ids = hosted("llama", pathway), tokens(2, 9)
+    cache = DynamicCache(config=model.config)
+    feed(model, tokens(2, 4, seed=7), cache)
+    cache.crop(-4)
+    assert cache.get_seq_length() == 0
+    assert difference(feed(model, ids, cache), logits(model, ids)) < SAME
+
+
+def test_cropping_further_than_states_are_kept_is_refused() -> None:
+    """Far fewer states than keys are kept; a crop beyond them must not go wrong in silence."""
+    layer, lag = StateLayer(3), 3
+    for _ in range(5):
+        layer.append(torch.rand(2, HISTORY, 4), None)
+    assert layer.get_seq_length() == 5 * HISTORY
+    kept = layer.keys.shape[-2]
+    assert kept == HISTORY + lag
+    layer.crop(-HISTORY)
+    assert layer.recent()[0].shape == (2, lag, 4)  # type: ignore[index]
+    with pytest.raises(RuntimeError, match="cannot take back 1 token"):
+        layer.crop(-1)
+
+
+@pytest.mark.parametrize(("name", "pathway"), some())
+def test_selecting_repeating_and_reordering_rows(name: str, pathway: str) -> None:
+    model, ids = hosted(name, pathway), tokens(3, 11)
+    for operation, rows in (
+        (lambda cache: cache.batch_select_indices(torch.tensor([2, 0])), [2, 0]),
+        (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
+        (lambda cache: cache.reorder_cache(torch.tensor([1, 1, 0])), [1, 1, 0]),
+    ):
+        cache = DynamicCache(config=model.config)
+        feed(model, ids[:, :7], cache)
+        operation(cache)
+        rest = feed(model, ids[rows, 7:], cache)
+        assert difference(rest, logits(model, ids[rows])[:, 7:]) < SAME
+
+
+@pytest.mark.parametrize("method", ["batch_select_indices", "batch_repeat_interleave", "reorder_cache"])
+def test_control_states_that_stay_in_their_rows(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateLayer, method, lambda self, *args: None)
+    model, ids = hosted("llama", "t2mlr-whole"), tokens(3, 11)
+    cache = DynamicCache(config=model.config)
+    feed(model, ids[:, :7], cache)
+    rows = [0, 0, 1, 1, 2, 2] if method == "batch_repeat_interleave" else [2, 1, 0]
+    getattr(cache, method)(2 if method == "batch_repeat_interleave" else torch.tensor(rows))
+    if method == "batch_repeat_interleave":  # three rows of state for six: an error, or the first three
+        with pytest.raises(RuntimeError):
+            feed(model, ids[rows, 7:], cache)
+    else:
+        assert difference(feed(model, ids[rows, 7:], cache), logits(model, ids[rows])[:, 7:]) > CHANGED
+
+
+@pytest.mark.parametrize("pathway", PATHWAYS)
+def test_a_copied_cache_continues_on_its_own(pathway: str) -> None:
+    """One prompt, several continuations: the copies do not meet."""
+    model, prompt = hosted("llama", pathway), tokens(1, 8)
+    cache = DynamicCache(config=model.config)
+    feed(model, prompt, cache)
+    for seed in (3, 4):
+        rest = tokens(1, 4, seed=seed)
+        got = feed(model, rest, copy.deepcopy(cache))
+        assert difference(got, logits(model, torch.cat([prompt, rest], dim=1))[:, 8:]) < SAME
+
+
+@pytest.mark.parametrize("pathway", PATHWAYS)
+def test_a_cache_that_is_reset_starts_anew(pathway: str) -> None:
+    model, ids = hosted("llama", pathway), tokens(2, 9)
+    cache = DynamicCache(config=model.config)
+    before = feed(model, ids, cache)
+    cache.reset()
+    assert torch.equal(feed(model, ids, cache), before)
+
+
+def test_the_state_is_one_small_layer_of_the_cache() -> None:
+    """Nothing stays on the modules, and the cache tells its length as ever."""
+    model, ids = hosted("llama", "turboconn-3"), tokens(2, 9)
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    cache = DynamicCache(config=model.config)
+    feed(model, ids, cache)
+    assert [type(layer) for layer in cache.layers].count(StateLayer) == 1
+    assert isinstance(cache.layers[-1], StateLayer)
+    assert cache.get_seq_length() == 9
+    assert not cache.layers[-1].keys.requires_grad
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+
+
+@pytest.mark.parametrize("pathway", PATHWAYS)
+def test_padding_travels_with_a_reordered_row(pathway: str) -> None:
+    model, ids = hosted("llama", pathway), tokens(2, 11)
+    mask = torch.ones_like(ids)
+    mask[0, :6] = 0
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    cache = DynamicCache(config=model.config)
+    feed(model, ids[:, :7], cache, attention_mask=mask[:, :7], position_ids=places[:, :7])
+    cache.reorder_cache(torch.tensor([1, 0]))
+    ids, mask, places = ids.flip(0), mask.flip(0), places.flip(0)
+    rest = feed(model, ids[:, 7:], cache, attention_mask=mask, position_ids=places[:, 7:])
+    assert difference(rest[1:], logits(model, ids[1:, 6:])[:, 1:]) < SAME
+    assert difference(rest[:1], logits(model, ids[:1])[:, 7:]) < SAME

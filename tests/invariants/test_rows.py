@@ -1,0 +1,259 @@
+"""A batch equals its rows alone: left and right padding, packed documents, limited recurrence, and rows of mixed kinds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import reference
+import torch
+import zoo
+from helpers import (
+    ARCHITECTURES,
+    CACHE,
+    CHANGED,
+    EVERY,
+    PATHWAYS,
+    SAME,
+    difference,
+    generate,
+    hosted,
+    logits,
+    recurrent_parameters,
+    some,
+    steps,
+    taking_turns,
+    tokens,
+)
+from transformers import DynamicCache
+
+import undertow
+from undertow.host import forward
+
+WITHOUT_POSITIONS = {"bloom", "mpt"}
+# They tell documents apart by no position ids, or, as gpt_oss, do not confine attention to them.
+WITHOUT_PACKING = {"bloom", "mpt", "opt", "xglm", "gpt_oss"}
+
+LENGTHS = (11, 9, 7)  # no two rows have the same offset within a group of three tokens
+ROWS = [tokens(1, length, seed=length) for length in LENGTHS]
+
+
+def padded(rows: list[torch.Tensor], left: list[int], width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows as one batch, each after its number of padding tokens, and its attention mask."""
+    ids = torch.full((len(rows), width), 13)  # the mask says what is padding; no model knows this token as such
+    mask = torch.zeros_like(ids)
+    for index, (row, offset) in enumerate(zip(rows, left, strict=True)):
+        ids[index, offset : offset + row.shape[1]] = row
+        mask[index, offset : offset + row.shape[1]] = 1
+    return ids, mask
+
+
+def left_padded(rows: list[torch.Tensor] = ROWS) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(row.shape[1] for row in rows)
+    return padded(rows, [width - row.shape[1] for row in rows], width)
+
+
+def positions(name: str, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What `generate` feeds as position ids of a padded batch."""
+    return {} if name in WITHOUT_POSITIONS else {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+
+
+def worst(batch: torch.Tensor, mask: torch.Tensor, alone: Callable[[int], torch.Tensor]) -> float:
+    """The largest difference between the rows' real tokens in `batch` and each row `alone`."""
+    return max(difference(batch[i][mask[i].bool()][None], alone(i)) for i in range(len(batch)))
+
+
+def padding_error(name: str, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> float:
+    batch = logits(model, ids, attention_mask=mask, **positions(name, mask))
+    return worst(batch, mask, lambda i: logits(model, ids[i][mask[i].bool()][None]))
+
+
+@pytest.mark.parametrize(("name", "pathway"), EVERY)
+def test_a_left_padded_batch_equals_its_rows_alone(name: str, pathway: str) -> None:
+    model, (ids, mask) = hosted(name, pathway), left_padded()
+    assert padding_error(name, model, ids, mask) < SAME
+
+
+@pytest.mark.parametrize(("name", "pathway"), some(each=2))
+def test_rows_with_padding_on_either_side(name: str, pathway: str) -> None:
+    ids, mask = padded([*ROWS, ROWS[2]], [0, 1, 4, 2], width=11)
+    assert padding_error(name, hosted(name, pathway), ids, mask) < SAME
+
+
+@pytest.mark.parametrize(("name", "pathway"), some())
+def test_right_padding_needs_no_mask(name: str, pathway: str) -> None:
+    """As lm-eval scores continuations: right padding, no attention mask."""
+    model = hosted(name, pathway)
+    ids, mask = padded(ROWS, [0, 0, 0], width=11)
+    assert worst(logits(model, ids), mask, lambda i: logits(model, ROWS[i])) < SAME
+
+
+@pytest.mark.parametrize(("name", "pathway"), some(each=2))
+def test_padded_rows_prefilled_in_chunks(name: str, pathway: str) -> None:
+    """The first chunk is padding alone for the last row."""
+    model, (ids, mask) = hosted(name, pathway), left_padded()
+    inputs, cache, parts = positions(name, mask), DynamicCache(config=model.config), []
+    for start, stop in ((0, 4), (4, 5), (5, 11)):
+        part = {key: value[:, start:stop] for key, value in inputs.items()}
+        fed = {CACHE: cache, "use_cache": True, "attention_mask": mask[:, :stop]}
+        parts.append(logits(model, ids[:, start:stop], **part, **fed))
+    assert worst(torch.cat(parts, dim=1), mask, lambda i: logits(model, ROWS[i])) < SAME
+
+
+CACHES: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "static": {"cache_implementation": "static"},
+    "chunked": {"prefill_chunk_size": 4},
+    "none": {"use_cache": False},
+}
+# Without a recurrence too: see test_decoding.py.
+BROKEN = {("falcon_alibi", "static"), ("gpt_neo", "static"), ("mpt", "chunked")}
+
+
+@pytest.mark.parametrize(
+    ("name", "pathway", "cache"), [c for c in taking_turns(some(each=2), CACHES, each=2) if (c[0], c[2]) not in BROKEN]
+)
+def test_generating_for_a_left_padded_batch(name: str, pathway: str, cache: str) -> None:
+    model, (ids, mask) = hosted(name, pathway), left_padded()
+    batch = generate(model, ids, attention_mask=mask, **CACHES[cache])
+    for index, row in enumerate(ROWS):
+        assert torch.equal(batch[index, 11:], generate(model, row)[0, row.shape[1] :])
+
+
+# --- packed documents
+
+
+def packed(lengths: tuple[int, ...], seed: int = 0) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    documents = [tokens(1, length, seed=seed + index) for index, length in enumerate(lengths)]
+    places = torch.cat([torch.arange(length) for length in lengths])[None]
+    return documents, torch.cat(documents, dim=1), places
+
+
+def packing_error(model: Any) -> float:
+    """Two rows with different boundaries, among them documents shorter than the lag."""
+    first, second = packed((5, 2, 1, 4)), packed((1, 3, 8), seed=20)
+    ids, places = torch.cat([first[1], second[1]]), torch.cat([first[2], second[2]])
+    batch = logits(model, ids, position_ids=places)
+    alone = [torch.cat([logits(model, d) for d in documents], dim=1) for documents in (first[0], second[0])]
+    return difference(batch, torch.cat(alone))
+
+
+@pytest.mark.parametrize(("name", "pathway"), [(n, p) for n, p in EVERY if n not in WITHOUT_PACKING])
+def test_packed_documents_equal_the_documents_alone(name: str, pathway: str) -> None:
+    assert packing_error(hosted(name, pathway)) < SAME
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_PACKING - WITHOUT_POSITIONS))
+def test_packing_that_the_base_models_do_not_know(name: str) -> None:
+    assert packing_error(zoo.build(name)) > CHANGED, "it does now; take it out of WITHOUT_PACKING"
+
+
+# --- recurrent_mask
+
+
+LIMITED = torch.tensor(
+    [[0] * 5 + [1] * 6, [1] * 11, [1, 1, 1, 0, 0, 1, 1, 0, 1, 1, 1]]
+)  # an answer after its prompt; everything; gaps
+
+
+@pytest.mark.parametrize(("name", "pathway"), EVERY)
+def test_a_recurrent_mask_limits_the_recurrence(name: str, pathway: str) -> None:
+    model, base, ids = hosted(name, pathway), zoo.build(name), tokens(3, 11)
+    got = logits(model, ids, recurrent_mask=LIMITED)
+    with torch.no_grad():
+        naive = reference.rollout(base, PATHWAYS[pathway], recurrent_parameters(model), ids, mask=LIMITED)
+    assert difference(got, naive) < SAME
+    whole = logits(model, ids)
+    assert difference(got[1:2], whole[1:2]) < SAME, "a mask of ones is no mask"
+    assert difference(got[:1], whole[:1]) > CHANGED
+    nowhere = logits(model, ids, recurrent_mask=torch.zeros_like(ids))
+    assert difference(nowhere, logits(base, ids)) < SAME, "without recurrence it is the base model"
+    assert (
+        difference(
+            logits(model, ids, recurrent_mask=LIMITED[:1]), logits(model, ids, recurrent_mask=LIMITED[:1].expand(3, -1))
+        )
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "pathway", "cache"), [c for c in taking_turns(some(each=2), CACHES, each=2) if (c[0], c[2]) not in BROKEN]
+)
+def test_generate_takes_a_recurrent_mask(name: str, pathway: str, cache: str) -> None:
+    """The mask covers the prompt; what is generated takes part."""
+    model, ids = hosted(name, pathway), tokens(3, 11)
+    sequences, decoded = steps(model, ids, new=6, recurrent_mask=LIMITED, **CACHES[cache])
+    grown = torch.cat([LIMITED, LIMITED.new_ones(3, 6)], dim=1)
+    assert difference(decoded, logits(model, sequences, recurrent_mask=grown)[:, 10:-1]) < SAME
+    assert difference(decoded, steps(model, ids, new=6, **CACHES[cache])[1]) > CHANGED
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+@pytest.mark.parametrize(("name", "pathway"), some(each=1))
+def test_padding_and_a_recurrent_mask_together(name: str, pathway: str, settings: dict[str, Any]) -> None:
+    model, (ids, mask) = hosted(name, pathway), left_padded()
+    limited = LIMITED.flip(0)
+    batch = generate(model, ids, attention_mask=mask, recurrent_mask=limited, **settings)
+    for index, row in enumerate(ROWS):
+        own = limited[index : index + 1, 11 - row.shape[1] :]
+        alone = generate(model, row, recurrent_mask=own, **settings)
+        assert torch.equal(batch[index, 11:], alone[0, row.shape[1] :])
+
+
+@pytest.mark.parametrize("pathway", PATHWAYS)
+def test_with_a_cache_the_mask_covers_the_new_tokens_or_all(pathway: str) -> None:
+    model, ids = hosted("llama", pathway), tokens(3, 11)
+    want = logits(model, ids, recurrent_mask=LIMITED)
+    for second in (LIMITED, LIMITED[:, 4:]):
+        cache = DynamicCache(config=model.config)
+        fed = {CACHE: cache, "use_cache": True}
+        parts = [
+            logits(model, ids[:, :4], recurrent_mask=LIMITED[:, :4], **fed),
+            logits(model, ids[:, 4:], recurrent_mask=second, **fed),
+        ]
+        assert difference(torch.cat(parts, dim=1), want) < SAME
+
+
+@pytest.mark.parametrize("pathway", PATHWAYS)
+def test_generating_from_embeddings_with_a_recurrent_mask(pathway: str) -> None:
+    model, ids = hosted("llama", pathway), tokens(3, 11)
+    limited = LIMITED.clone()
+    limited[0, -1] = 0  # what is generated takes part even if the last token of the prompt does not
+    embeddings = model.get_input_embeddings()(ids)
+    new = model.generate(inputs_embeds=embeddings, recurrent_mask=limited, max_new_tokens=6, do_sample=False)
+    assert torch.equal(new, generate(model, ids, new=6, recurrent_mask=limited)[:, 11:])
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (2, 11), (11,), (3, 11, 1)])
+def test_a_recurrent_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    model, ids = hosted("llama", "t2mlr-whole"), tokens(3, 11)
+    plain = logits(model, ids)
+    with pytest.raises(undertow.DataError, match="recurrent_mask has shape"):
+        logits(model, ids, recurrent_mask=torch.ones(shape))
+    assert torch.equal(logits(model, ids), plain), "and the mask is forgotten"
+
+
+# --- negative controls
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "falcon"])
+def test_control_padding_that_takes_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (ids, mask) = hosted(name, "t2mlr-whole"), left_padded()
+    monkeypatch.setattr(forward, "active_tokens", lambda *args: None)
+    monkeypatch.setattr(forward, "documents", lambda position_ids: None)  # the positions tell of padding as well
+    assert padding_error(name, model, ids, mask) > CHANGED
+
+
+@pytest.mark.parametrize("pathway", PATHWAYS)
+def test_control_states_that_leak_between_documents(pathway: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = hosted("llama", pathway)
+    monkeypatch.setattr(forward, "documents", lambda position_ids: None)
+    assert packing_error(model) > CHANGED
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name in {"llama", "bloom", "falcon", "mpt"}])
+def test_control_a_recurrent_mask_that_is_dropped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = hosted(name, "turboconn-3"), tokens(3, 11)
+    got = logits(model, ids, recurrent_mask=LIMITED)
+    active_tokens = forward.active_tokens
+    monkeypatch.setattr(forward, "active_tokens", lambda seen, layer, mask, *sizes: active_tokens(seen, layer, None, *sizes))
+    assert difference(logits(model, ids, recurrent_mask=LIMITED), got) > CHANGED
