@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: .venv demo test lint format clean
+.PHONY: .venv demo test lint format models clean
 
 .venv: .venv/.installed
 
@@ -30,6 +30,11 @@ lint: .venv
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
+
+# SmolLM2-135M-Instruct for the retrofit recipes, about 540 MB.
+models: .venv
+	@$(PIP) install -c constraints.txt -e ".[gguf]"
+	@.venv/bin/python scripts/fetch_smollm2.py
 
 format: .venv
 	.venv/bin/ruff check --fix

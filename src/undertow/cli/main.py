@@ -9,29 +9,25 @@ from pathlib import Path
 
 from undertow.errors import UndertowError
 
-OVERRIDES = "Any setting of the recipe can be given again as --section.key=value:\n\n"
+OVERRIDES = "Settings, given as --key=value or --section.key=value; for a recipe they go before what its file says:\n\n"
+WITH_SETTINGS = ("train", "eval", "bench")
 
 
 def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     """The parser. `help_for` names the command whose help is wanted, which costs the import of all settings."""
     main = argparse.ArgumentParser(prog="undertow", description="Recurrence for decoder-only language models.")
-    commands = main.add_subparsers(dest="command", required=True, metavar="train | eval | generate | demo")
+    commands = main.add_subparsers(dest="command", required=True, metavar="train | eval | generate | bench | demo")
 
-    def add(name: str, text: str, settings: bool = False) -> argparse.ArgumentParser:
-        epilog = None
-        if settings and help_for == name:
-            from undertow.config import describe
-            from undertow.training.recipe import Recipe
-
-            epilog = OVERRIDES + describe(Recipe)
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        epilog = OVERRIDES + settings_help(name) if name == help_for and name in WITH_SETTINGS else None
         return commands.add_parser(
             name, help=text, description=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
         )
 
-    command = add("train", "Train a recipe, once for each of its seeds, and evaluate what it trained.", settings=True)
+    command = add("train", "Train a recipe, once for each of its seeds, and evaluate what it trained.")
     command.add_argument("recipe", type=Path, help="YAML file")
 
-    command = add("eval", "Measure the accuracy of a run's models by length; a table, JSON and a figure.", settings=True)
+    command = add("eval", "Measure the accuracy of a run's models by length; a table, JSON and a figure.")
     command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds")
 
     command = add("generate", "Continue a prompt with a run's model, or with any saved model.")
@@ -40,9 +36,24 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     command.add_argument("--max-new-tokens", type=int, default=64, help="longest answer in tokens (default 64)")
     command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
 
+    command = add("bench", "Time a recurrence against a Transformer in one run: a table, and JSON.")
+    command.add_argument("--output", type=Path, default=Path("runs/bench"), help="folder to write to (default runs/bench)")
+
     command = add("demo", "Train three small models on Parity and compare them; a few minutes on a CPU.")
     command.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder to write to (default runs/demo)")
     return main
+
+
+def settings_help(command: str) -> str:
+    from undertow.config import describe
+
+    if command == "bench":
+        from undertow.benchmark import Bench
+
+        return describe(Bench)
+    from undertow.training.recipe import Recipe
+
+    return describe(Recipe)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wants_help = bool(given) and ("-h" in given or "--help" in given)
     options, overrides = parser(given[0] if wants_help else None).parse_known_args(given)
     try:
-        if overrides and options.command not in ("train", "eval"):
+        if overrides and options.command not in WITH_SETTINGS:
             from undertow.errors import ConfigError
 
             raise ConfigError(
@@ -68,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    # Imported here, so that --help answers at once.
+    # Imported here, so that a command loads only what it needs.
     if options.command == "train":
         from undertow.evaluation.run import evaluate
         from undertow.training.run import load_recipe, run_folder, train
@@ -85,6 +96,11 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         from undertow.evaluation.run import continue_prompt
 
         print(continue_prompt(options.run, options.prompt, options.max_new_tokens, options.temperature))
+    elif options.command == "bench":
+        from undertow.benchmark import Bench, bench
+        from undertow.config import apply_overrides, from_mapping
+
+        print(bench(from_mapping(Bench, apply_overrides({}, overrides)), options.output))
     else:
         from undertow.evaluation.demo import demo
 

@@ -48,15 +48,15 @@ class HostedBlock(RecurrentBlock):
         recording: Recording,
         hidden: torch.Tensor,
         cache: Cache | None,
-        offsets: list[int] | None,
+        past: int,
         active: torch.Tensor | None,
         present: torch.Tensor | None,
         initial: torch.Tensor | None,
     ) -> None:
-        """`hidden` ``[B, T, D]`` is the prefix's output; `offsets` are the key offsets of the block's layers in a cache
-        that holds tokens, None for an empty one; `active` and `present` ``[B, T]`` are as in `tokens.py`."""
+        """`hidden` ``[B, T, D]`` is the prefix's output and `past` the number of tokens that the cache held before;
+        `active` and `present` ``[B, T]`` are as in `tokens.py`."""
         self.pathway = attachment.pathway
-        self.recording, self.hidden, self.cache, self.offsets = recording, hidden, cache, offsets
+        self.hidden, self.cache = hidden, cache
         self.lag, self.initial = self.pathway.lag, initial
         self.origin, self.tokens, self.whole = 0, hidden.shape[1], True
         self.active = None if active is None else active[..., None].to(hidden.dtype)
@@ -69,7 +69,12 @@ class HostedBlock(RecurrentBlock):
             hidden.requires_grad
             or any(p.requires_grad for module in (self.pathway, *self.modules) for p in module.parameters())
         )
-        self.rollout = RolloutCache(len(recording.layers), self.tokens) if offsets is None else None
+        grouped = self.tokens > self.lag
+        self.rollout = RolloutCache(len(recording.layers), self.tokens) if grouped and past == 0 else None
+        # Where the keys that the backbone's masks were made for begin, for each layer.
+        self.offsets: list[int] | None = None
+        if grouped and cache is not None and past > 0:
+            self.offsets = [cache.get_mask_sizes(self.tokens, index)[1] for index in self.pathway.block]
         self.checkpointing = learning and any(checkpoints(module) for module in self.modules)
         self.course = Course(
             chain=hidden.new_zeros((), requires_grad=True) if learning and self.rollout is not None else None,

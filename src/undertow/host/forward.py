@@ -57,10 +57,8 @@ class Forward:
 
         for index in range(pathway.first_layer):
             hidden = recording.run(index, hidden)
-        offsets = None if past == 0 or cache is None else [cache.get_mask_sizes(tokens, i)[1] for i in pathway.block]
-        block = HostedBlock(
-            attachment, recording, hidden, cache, offsets, active, present, None if recent is None else recent[0]
-        )
+        initial = None if recent is None else recent[0]
+        block = HostedBlock(attachment, recording, hidden, cache, past, active, present, initial)
         hidden, new_states, attachment.report = self.solver(past).solve(block)
         block.finish()
         if states is not None:

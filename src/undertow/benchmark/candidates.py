@@ -1,0 +1,100 @@
+"""The models that a benchmark compares: a Transformer, a wider one with as many parameters, the paper's scheme, and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from undertow.benchmark.literal import LiteralRollout
+from undertow.benchmark.settings import Bench
+from undertow.host import attach, set_solver
+from undertow.host.attach import find_attachment
+from undertow.pathways import T2MLR
+from undertow.solvers import Chunked, Jacobi, Scan, Sequential, Solver
+
+MATCHED = "transformer, as many parameters"
+
+
+def transformer(bench: Bench, width: int | None = None) -> Any:
+    """A Llama-like model in the benchmark's shape, or of another width."""
+    width = width or bench.width
+    torch.manual_seed(bench.seed)
+    config = LlamaConfig(
+        vocab_size=bench.vocabulary,
+        hidden_size=width,
+        intermediate_size=8 * width // 3 // 8 * 8,
+        num_hidden_layers=bench.layers,
+        num_attention_heads=bench.heads,
+        num_key_value_heads=bench.key_value_heads,
+        head_dim=bench.head_width,
+        max_position_embeddings=2 * max(bench.tokens, bench.prompt + bench.generated),
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model: Any = LlamaForCausalLM(config)
+    return model.to(bench.device)
+
+
+def recurrent(bench: Bench, solver: Solver | None = None, prefill: Solver | None = None) -> Any:
+    """The model with the recurrence, its weights off zero so that every branch has work to do."""
+    model = attach(transformer(bench), bench.recurrence, solver)
+    set_solver(model, prefill=prefill)
+    with torch.no_grad():
+        for name, parameter in find_attachment(model).pathway.named_parameters():
+            if name.startswith("gamma"):
+                parameter.fill_(0.15 if name == "gamma_recurrent" else -0.15)
+            elif name.startswith("up"):
+                parameter.normal_(std=1e-3)
+    return model
+
+
+def count(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def matched(bench: Bench) -> Any:
+    """The least wide Transformer, in steps of 4, that has as many parameters as the recurrent model."""
+    wanted = count(recurrent(bench))
+    width = bench.width
+    while count(model := transformer(bench, width)) < wanted:
+        width += 4
+    return model
+
+
+def training_solvers(bench: Bench) -> dict[str, Solver]:
+    """Our training schemes, and T²MLR's own for T²MLR."""
+    ours: dict[str, Solver] = {
+        "exact": Sequential(),
+        "exact states, adjoint(1)": Sequential("adjoint(1)"),
+        "scan(2,1)": Scan(2, 1),
+        "scan(1,1)": Scan(1, 1),
+        "scan(2), adjoint(1)": Scan(2, 0, gradient="adjoint(1)"),
+    }
+    if isinstance(bench.recurrence, T2MLR):
+        ours["jacobi(16,4), the paper's"] = Jacobi(16, 4)
+    return ours
+
+
+def prefill_solvers() -> dict[str, Solver]:
+    return {
+        "exact": Sequential(),
+        "jacobi(16)": Jacobi(16, 0),
+        "scan(4)": Scan(4, 0),
+        "chunked(256, scan(4))": Chunked(256, Scan(4, 0)),
+        "chunked(64, scan(3))": Chunked(64, Scan(3, 0)),
+    }
+
+
+def training_candidates(bench: Bench) -> dict[str, Callable[[], Any]]:
+    """What makes each candidate for a training step: a Transformer, one with as many parameters, ours and the papers'."""
+    makers: dict[str, Callable[[], Any]] = {
+        "transformer": lambda: transformer(bench),
+        MATCHED: lambda: matched(bench),
+        **{name: partial(recurrent, bench, solver) for name, solver in training_solvers(bench).items()},
+        "exact, the paper's loop taken literally": lambda: LiteralRollout(recurrent(bench)),
+    }
+    return makers

@@ -1,0 +1,106 @@
+"""Run a benchmark: one table, JSON beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from undertow.benchmark.candidates import MATCHED, matched, prefill_solvers, recurrent, training_candidates, transformer
+from undertow.benchmark.memory import peak_memory
+from undertow.benchmark.settings import Bench
+from undertow.benchmark.timing import Timing, interleaved
+from undertow.config import to_mapping
+from undertow.evaluation.report import table
+from undertow.files import write_text
+from undertow.training.build import quiet_libraries
+from undertow.training.run import versions
+
+
+def bench(settings: Bench, output: Path) -> str:
+    """Measure what the settings ask for; writes `bench.json` and `bench.md` and returns the table."""
+    quiet_libraries()
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    results: dict[str, Any] = {}
+    if "train" in settings.measures:
+        results["train step"] = train_step(settings)
+    if "prefill" in settings.measures:
+        results["prefill"] = prefill(settings)
+    if "decode" in settings.measures:
+        results["decode, a token"] = decode(settings)
+    if "memory" in settings.measures:
+        results["peak memory of a step"] = memory(settings)
+    rows = []
+    for measure, candidates in results.items():
+        for name, timing in candidates.items():
+            unit = f"{timing.seconds / 2**20:.0f} MiB" if "memory" in measure else f"{1000 * timing.seconds:.1f} ms"
+            spread = "" if "memory" in measure else f"{timing.low:.2f} to {timing.high:.2f}"
+            rows.append([measure, name, unit, f"{timing.ratio:.2f}", spread])
+    text = table(["measure", "candidate", "median", f"over the {MATCHED}", "spread"], rows)
+    plain = {measure: {n: dataclasses.asdict(t) for n, t in found.items()} for measure, found in results.items()}
+    record = {"settings": to_mapping(settings), "versions": versions(), "threads": torch.get_num_threads(), "results": plain}
+    write_text(output / "bench.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_text(output / "bench.md", text + "\n")
+    return text
+
+
+def train_step(settings: Bench) -> dict[str, Timing]:
+    ids = torch.randint(0, settings.vocabulary, (settings.batch, settings.tokens), device=settings.device)
+
+    def step(model: Any) -> Any:
+        def run() -> None:
+            model.zero_grad()
+            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+
+        return run
+
+    steps = {name: step(make().train()) for name, make in training_candidates(settings).items()}
+    return interleaved(steps, MATCHED, settings.rounds, settings.device)
+
+
+def prefill(settings: Bench) -> dict[str, Timing]:
+    ids = torch.randint(0, settings.vocabulary, (1, settings.prompt), device=settings.device)
+    models = {MATCHED: matched(settings)}
+    models |= {name: recurrent(settings, prefill=solver) for name, solver in prefill_solvers().items()}
+
+    def step(model: Any) -> Any:
+        @torch.inference_mode()
+        def run() -> None:
+            model(input_ids=ids, use_cache=True, logits_to_keep=1)
+
+        return run
+
+    steps = {name: step(model.eval()) for name, model in models.items()}
+    return interleaved(steps, MATCHED, settings.rounds, settings.device)
+
+
+def decode(settings: Bench) -> dict[str, Timing]:
+    ids = torch.randint(0, settings.vocabulary, (1, 16), device=settings.device)
+    models = {"transformer": transformer(settings), MATCHED: matched(settings), "recurrent": recurrent(settings)}
+
+    def step(model: Any) -> Any:
+        def run() -> None:
+            count = settings.generated
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                min_new_tokens=count,
+                max_new_tokens=count,
+                do_sample=False,
+                pad_token_id=0,
+            )
+
+        return run
+
+    timings = interleaved({name: step(m.eval()) for name, m in models.items()}, MATCHED, settings.rounds, settings.device)
+    return {name: dataclasses.replace(t, seconds=t.seconds / settings.generated) for name, t in timings.items()}
+
+
+def memory(settings: Bench) -> dict[str, Timing]:
+    """Bytes in place of seconds."""
+    peaks = {name: peak_memory(settings, name) for name in training_candidates(settings)}
+    return {name: Timing(peak, peak / peaks[MATCHED], 0, 0) for name, peak in peaks.items()}

@@ -1,0 +1,54 @@
+"""What a benchmark measures: a model's shape, a recurrence, and the numbers of repetitions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from undertow.errors import ConfigError
+from undertow.pathways import T2MLR, SoftToken, TurboConn
+
+Measure = Literal["train", "prefill", "decode", "memory"]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One benchmark. The default shape is SmolLM2-135M's depth at a third of its width, with T²MLR on layers 13 to 18."""
+
+    recurrence: TurboConn | T2MLR | SoftToken = field(default_factory=lambda: T2MLR(12, 17))
+    """The recurrence to measure."""
+    measures: tuple[Measure, ...] = ("train", "prefill", "decode", "memory")
+    """What to measure: a training step, a prefill, a generated token, the peak memory of a training step."""
+    layers: int = 30
+    """Decoder layers of the Llama-like model."""
+    width: int = 192
+    """Hidden size."""
+    heads: int = 4
+    """Attention heads."""
+    key_value_heads: int = 2
+    """Key-value heads."""
+    head_width: int = 48
+    """Width of a head."""
+    vocabulary: int = 512
+    """Tokens of the vocabulary."""
+    tokens: int = 256
+    """Length of the training sequences."""
+    batch: int = 4
+    """Training sequences in a step."""
+    prompt: int = 2048
+    """Length of the prompt to prefill, one row."""
+    generated: int = 64
+    """Tokens to generate after a prompt of 16, one row."""
+    rounds: int = 5
+    """How often each candidate is timed; they take turns, and the first round only warms up."""
+    threads: int | None = None
+    """CPU threads; the machine's default if left out."""
+    device: str = "cpu"
+    """Device, such as cpu or cuda."""
+    seed: int = 0
+    """Seed of weights and tokens."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "tokens", "batch", "prompt", "generated", "rounds"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"bench's {name} is {getattr(self, name)}; use 1 or more")
