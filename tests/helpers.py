@@ -1,5 +1,7 @@
 """Tiny hosted models whose recurrence has weights, and how far apart two tensors are."""
 
+import copy
+import functools
 import inspect
 from collections.abc import Iterable
 from typing import Any
@@ -86,10 +88,28 @@ def taking_turns(pairs: list[tuple[str, str]], options: Iterable[str], each: int
     ]
 
 
+@functools.cache
+def _unhosted(name: str, seed: int) -> PreTrainedModel:
+    return zoo.build(name, seed)
+
+
+@functools.cache
+def _hosted(name: str, recurrence: Recurrence, seed: int) -> PreTrainedModel:
+    return randomize(undertow.attach(unhosted(name, seed), recurrence))
+
+
+def unhosted(name: str, seed: int = 0) -> PreTrainedModel:
+    """A tiny model without a recurrence. (Copying one is much faster than building it.)"""
+    return copy.deepcopy(_unhosted(name, seed))
+
+
 def hosted(name: str, pathway: str | Recurrence, seed: int = 0, solver: Solver | None = None) -> PreTrainedModel:
     """A tiny model with a recurrence whose weights are far from zero."""
     recurrence = PATHWAYS[pathway] if isinstance(pathway, str) else pathway
-    return randomize(undertow.attach(zoo.build(name, seed), recurrence, solver))
+    model = copy.deepcopy(_hosted(name, recurrence, seed))
+    if solver is not None:
+        undertow.set_solver(model, solver)
+    return model
 
 
 def randomize(model: PreTrainedModel, seed: int = 3) -> PreTrainedModel:

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import zoo
 from helpers import (
     ARCHITECTURES,
     CHANGED,
@@ -19,6 +18,7 @@ from helpers import (
     some,
     steps,
     tokens,
+    unhosted,
 )
 from torch import nn
 
@@ -33,7 +33,7 @@ def untrained(pathway: str) -> Recurrence:
 
 @pytest.mark.parametrize(("name", "pathway"), EVERY)
 def test_an_untrained_recurrence_changes_no_logits(name: str, pathway: str) -> None:
-    model, ids = zoo.build(name), tokens(2, 9)
+    model, ids = unhosted(name), tokens(2, 9)
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
     plain, padded = logits(model, ids), logits(model, ids, attention_mask=mask)
@@ -48,7 +48,7 @@ def test_an_untrained_recurrence_changes_no_logits(name: str, pathway: str) -> N
 @pytest.mark.parametrize(("name", "pathway"), some((n for n in ARCHITECTURES if n != "mpt"), each=2))
 def test_where_the_same_kernels_run_the_logits_are_bitwise_equal(name: str, pathway: str) -> None:
     """From a single token on, every step runs each layer on one token, hosted or not."""
-    model, ids = zoo.build(name), tokens(2, 1)
+    model, ids = unhosted(name), tokens(2, 1)
     sequences, plain = steps(model, ids, new=8)
     undertow.attach(model, untrained(pathway))
     hosted_sequences, hosted_logits = steps(model, ids, new=8)
@@ -57,16 +57,16 @@ def test_where_the_same_kernels_run_the_logits_are_bitwise_equal(name: str, path
 
 
 def test_tokens_within_the_lag_run_as_in_the_base_model() -> None:
-    model, ids = zoo.build("llama"), tokens(2, 3)
+    model, ids = unhosted("llama"), tokens(2, 3)
     plain = logits(model, ids)
     randomize(undertow.attach(model, PATHWAYS["turboconn-3"]))
     assert torch.equal(logits(model, ids), plain), "no token has one three back"
-    assert difference(logits(model, tokens(2, 4))[:, 3:], logits(zoo.build("llama"), tokens(2, 4))[:, 3:]) > CHANGED
+    assert difference(logits(model, tokens(2, 4))[:, 3:], logits(unhosted("llama"), tokens(2, 4))[:, 3:]) > CHANGED
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_detaching_gives_back_the_base_model(name: str) -> None:
-    model, ids = zoo.build(name), tokens(2, 7)
+    model, ids = unhosted(name), tokens(2, 7)
     plain, keys, modules = logits(model, ids), list(model.state_dict()), [n for n, _ in model.named_modules()]
     attributes = set(vars(model))
     randomize(undertow.attach(model, PATHWAYS["t2mlr-middle"]))
@@ -84,7 +84,7 @@ def test_detaching_gives_back_the_base_model(name: str) -> None:
 
 
 def test_attaching_keeps_the_class_the_modes_and_the_random_numbers() -> None:
-    model = zoo.build("qwen3").train()
+    model = unhosted("qwen3").train()
     model.model.layers[1].eval()
     model.model.layers[2].requires_grad_(False)
     modes = [m.training for m in model.modules()]
@@ -148,7 +148,7 @@ def test_a_deep_copy_stands_alone() -> None:
 
 @pytest.mark.parametrize("pathway", PATHWAYS)
 def test_the_report_says_what_the_solver_did(pathway: str) -> None:
-    model = undertow.attach(zoo.build("llama"), PATHWAYS[pathway])
+    model = undertow.attach(unhosted("llama"), PATHWAYS[pathway])
     assert undertow.report(model) is None
     logits(model, tokens(2, 7))
     report = undertow.report(model)

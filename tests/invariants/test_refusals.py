@@ -3,7 +3,7 @@
 import pytest
 import torch
 import zoo
-from helpers import PATHWAYS, WITHOUT_SOFT_TOKENS, difference, hosted, logits, tokens
+from helpers import PATHWAYS, WITHOUT_SOFT_TOKENS, difference, hosted, logits, tokens, unhosted
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
@@ -29,7 +29,7 @@ def test_an_unsupported_architecture_is_refused_by_name(name: str, pathway: str)
 
 @pytest.mark.parametrize("name", sorted(set(zoo.ARCHITECTURES)))
 def test_soft_tokens_need_a_first_layer_that_sees_embeddings(name: str) -> None:
-    model = zoo.build(name)
+    model = unhosted(name)
     keys, kinds = list(model.state_dict()), [type(m) for m in model.modules()]
     if name not in WITHOUT_SOFT_TOKENS:
         undertow.attach(model, SoftToken(0.2))
@@ -50,14 +50,14 @@ def test_a_second_recurrence_is_refused() -> None:
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="takes a transformers model, not a Linear"):
         undertow.attach(nn.Linear(2, 2), PATHWAYS["t2mlr-whole"])
-    wrapped = get_peft_model(zoo.build("llama"), LoraConfig(target_modules=["q_proj"]))
+    wrapped = get_peft_model(unhosted("llama"), LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(ConfigError, match="attach before PEFT wraps it"):
         undertow.attach(wrapped, PATHWAYS["t2mlr-whole"])
 
 
 @pytest.mark.parametrize("recurrence", [TurboConn(((4, 0),)), TurboConn(((3, -1),)), T2MLR(0, 4), T2MLR(-1, 2)])
 def test_a_layer_outside_the_model_is_refused(recurrence: undertow.pathways.Recurrence) -> None:
-    model = zoo.build("llama")
+    model = unhosted("llama")
     keys, kinds = list(model.state_dict()), [type(m) for m in model.modules()]
     with pytest.raises(ConfigError, match="outside the model, whose layers are 0 to 3"):
         undertow.attach(model, recurrence)
@@ -65,7 +65,7 @@ def test_a_layer_outside_the_model_is_refused(recurrence: undertow.pathways.Recu
 
 
 def test_a_plain_model_has_no_recurrence_to_speak_of() -> None:
-    model = zoo.build("llama")
+    model = unhosted("llama")
     with pytest.raises(ConfigError, match="has no recurrence"):
         undertow.detach(model)
     with pytest.raises(ConfigError, match="has no recurrence"):
@@ -82,7 +82,7 @@ def test_what_is_no_solver_is_refused() -> None:
 
 def test_a_model_whose_layers_do_not_run_once_each_is_refused() -> None:
     """A loop over the layers that skips one, or visits them in another order, is no plain stack."""
-    model = zoo.build("llama")
+    model = unhosted("llama")
     backbone, forward = model.model, model.model.forward
 
     def skipping(*args: object, **kwargs: object) -> object:
@@ -99,7 +99,7 @@ def test_a_model_whose_layers_do_not_run_once_each_is_refused() -> None:
 
 
 def test_control_a_supported_architecture_is_not_refused() -> None:
-    model, ids = zoo.build("llama"), tokens(2, 7)
+    model, ids = unhosted("llama"), tokens(2, 7)
     plain = logits(model, ids)
     keys, kinds = list(model.state_dict()), [type(m) for m in model.modules()]
     undertow.attach(model, PATHWAYS["turboconn-3"])

@@ -7,8 +7,9 @@ import weakref
 
 import pytest
 import torch
-import undertow
 import zoo
+
+import undertow
 from undertow.host.rollout_cache import RolloutLayer, Slot
 
 

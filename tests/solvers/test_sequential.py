@@ -6,8 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import pytest
 import reference
 import torch
-import zoo
-from helpers import CHANGED, PATHWAYS, SAME, difference, hosted, logits, randomize, recurrent_parameters, tokens
+from helpers import CHANGED, PATHWAYS, SAME, difference, hosted, logits, randomize, recurrent_parameters, tokens, unhosted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -51,7 +50,7 @@ def definition(
     name: str, model: PreTrainedModel, recurrence: Recurrence, truncate: int | None = None
 ) -> tuple[torch.Tensor, Gradients]:
     """Logits and gradients of the naive rollout through an unhosted model with the weights of `model`."""
-    base = zoo.build(name).to(model.dtype)
+    base = unhosted(name).to(model.dtype)
     weights = {key: p.detach().clone().requires_grad_() for key, p in recurrent_parameters(model).items()}
     output = reference.rollout(base, recurrence, weights, IDS, truncate=truncate)
     loss_of(output).backward()
@@ -159,7 +158,7 @@ def test_control_the_librarys_own_checkpointing_loses_the_cache(name: str) -> No
     """A rollout over the plain model with checkpointing on is another computation, with no error."""
     model = hosted(name, "t2mlr-middle")
     weights = {key: p.detach() for key, p in recurrent_parameters(model).items()}
-    base = zoo.build(name).train()
+    base = unhosted(name).train()
     want = reference.rollout(base, PATHWAYS["t2mlr-middle"], weights, IDS)
     base.gradient_checkpointing_enable()
     got = reference.rollout(base, PATHWAYS["t2mlr-middle"], weights, IDS)
@@ -246,7 +245,7 @@ def test_training_one_layer_alone(pathway: str) -> None:
 @pytest.mark.parametrize("pathway", ["turboconn-3", "t2mlr-whole"])
 def test_an_untrained_recurrence_learns(pathway: str) -> None:
     """Zero at the start, and not stuck there: the papers' initialisation gives the recurrence a gradient."""
-    model = undertow.attach(zoo.build("llama"), PATHWAYS[pathway])
+    model = undertow.attach(unhosted("llama"), PATHWAYS[pathway])
     found = {key: g for key, g in gradients(model).items() if "recurrence" in key}
     assert any(float(g.abs().max()) > 0 for g in found.values())
     optimiser = torch.optim.Adam(recurrent_parameters(model).values(), lr=0.01)

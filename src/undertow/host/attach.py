@@ -60,6 +60,9 @@ class Attachment(nn.Module):
         self.owners = owners
         self.input_names = list(inspect.signature(owners.backbone.forward).parameters)
         self.report: SolverReport | None = None
+        config = owners.model.config.get_text_config()
+        heads = getattr(config, "num_attention_heads", 1)
+        self.grouped_queries = getattr(config, "num_key_value_heads", heads) not in (None, heads)
         self.arity = 0
         self.layouts: list[CallLayout] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 
 from undertow.host.arguments import Call, Cutter, replace
-from undertow.host.rollout_cache import RolloutCache
+from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
 from undertow.host.stack import Recording, first_output
 from undertow.solvers.base import RecurrentBlock
 
@@ -76,6 +76,7 @@ class HostedBlock(RecurrentBlock):
         if grouped and cache is not None and past > 0:
             self.offsets = [cache.get_mask_sizes(self.tokens, index)[1] for index in self.pathway.block]
         self.checkpointing = learning and any(checkpoints(module) for module in self.modules)
+        self.grouped_queries = attachment.grouped_queries
         self.course = Course(
             chain=hidden.new_zeros((), requires_grad=True) if learning and self.rollout is not None else None,
             unfilled=self.rollout is not None and cache is not None and not self.checkpointing,
@@ -163,9 +164,14 @@ class HostedBlock(RecurrentBlock):
         elif self.rollout is None:
             output, readings = self._sites(start, stop, state)
         else:
-            with self.rollout.group(start, chain if torch.is_grad_enabled() else None) as group:
+            learning = chain is not None and torch.is_grad_enabled()
+            repeats = learning and stop - start > 1 and self.grouped_queries and not self.checkpointing
+            with (
+                self.rollout.group(start, chain if learning else None) as group,
+                UnrepeatedHeads(group) if repeats else nullcontext(),
+            ):
                 output, readings = self._sites(start, stop, state)
-                chain = group.chain if group.chain is not None else chain
+                chain = group.chain if learning else chain
         return output, self.pathway.update(readings, state), chain
 
     def _sites(

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
@@ -25,11 +26,13 @@ class Slot:
         tokens: the tokens of the whole rollout.
         start: the group's first.
         chain: the link that the group's first write follows; None where no gradient is wanted.
+        seen: the keys and values that the last layer was given.
     """
 
     tokens: int
     start: int = 0
     chain: torch.Tensor | None = None
+    seen: tuple[torch.Tensor, ...] = ()
 
 
 class RolloutLayer(CacheLayerMixin):
@@ -56,6 +59,7 @@ class RolloutLayer(CacheLayerMixin):
         if slot.chain is None:
             return self.write(key_states, value_states, slot.start)
         keys, values, slot.chain = WriteSlot.apply(key_states, value_states, slot.chain, self, slot.start)
+        slot.seen = (keys.detach(), values.detach())
         return keys, values
 
     def write(self, key_states: torch.Tensor, value_states: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,6 +82,43 @@ class RolloutLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return self.slot.tokens
+
+
+@dataclass
+class Repeated:
+    """A saved tensor that holds every key head of `heads` ``[B, heads, n, head width]`` `times` times over."""
+
+    heads: torch.Tensor
+    times: int
+
+
+class UnrepeatedHeads(saved_tensors_hooks):
+    """Keeps the keys and values that attention repeats for grouped queries as what they are: views of the buffers.
+
+    Where a group of several tokens needs a mask, the library's attention copies each key head for all its query heads, and
+    autograd would keep those copies, group after group: memory quadratic in the length. A saved tensor that equals such a
+    copy, element by element, is not kept but made again.
+    """
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        super().__init__(self.pack, self.unpack)
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor | Repeated:
+        for heads in self.slot.seen:
+            batch, count, *rest = heads.shape
+            if tensor.ndim != 4 or tensor.shape[0] != batch or list(tensor.shape[2:]) != rest:
+                continue
+            times = tensor.shape[1] // count
+            if times > 1 and times * count == tensor.shape[1]:
+                grouped = tensor.detach().unflatten(1, (count, times))
+                if torch.equal(grouped, heads[:, :, None].expand_as(grouped)):
+                    return Repeated(heads, times)
+        return tensor.detach()  # kept as it is, a node's own output would hold that node: a cycle
+
+    @staticmethod
+    def unpack(kept: torch.Tensor | Repeated) -> torch.Tensor:
+        return kept.heads.repeat_interleave(kept.times, dim=1) if isinstance(kept, Repeated) else kept
 
 
 class WriteSlot(torch.autograd.Function):
@@ -135,7 +176,7 @@ class RolloutCache(Cache):
         try:
             yield self.slot
         finally:
-            self.slot.chain = None
+            self.slot.chain, self.slot.seen = None, ()
 
     def contents(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of a layer, ``[B, heads, T, head width]`` each, without a graph."""
