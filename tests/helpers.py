@@ -55,13 +55,6 @@ ARCHITECTURES = [
 # Their first layer sees more than the token embeddings, which soft tokens replace.
 WITHOUT_SOFT_TOKENS = {"gpt2", "opt", "bloom", "gpt_neo", "gpt_bigcode", "xglm", "nanochat", "mpt"}
 
-EVERY = [
-    (name, pathway)
-    for name in ARCHITECTURES
-    for pathway in PATHWAYS
-    if not (pathway == "soft-token" and name in WITHOUT_SOFT_TOKENS)
-]
-
 # Differences relative to the spread of what is compared: the same numbers through the same operations, whose last bits
 # may still differ with where a tensor lies in memory; the same up to rounding; and not the same at all.
 ROUNDING, SAME, CHANGED = 1e-5, 5e-4, 1e-2

@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ from undertow.training.log import Progress, RunLog
 from undertow.training.recipe import Recipe
 
 RECIPE, VERSIONS, LOG, MODEL = "recipe.yaml", "versions.json", "log.jsonl", "model"
+# Its name up to transformers 5.23 was gradient_checkpointing.
+CHECKPOINTING = next(
+    f.name for f in fields(TrainingArguments) if f.name in ("activation_checkpointing", "gradient_checkpointing")
+)
 PACKAGES = ("undertow", "torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "numpy")
 
 
@@ -135,6 +140,7 @@ class RecipeTrainer(Trainer):
 
 def arguments(recipe: Recipe, folder: Path, seed: int, evaluates: bool = True) -> TrainingArguments:
     section = recipe.training
+    checkpointing: dict[str, Any] = {CHECKPOINTING: section.activation_checkpointing}
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=section.steps,
@@ -147,7 +153,7 @@ def arguments(recipe: Recipe, folder: Path, seed: int, evaluates: bool = True) -
         weight_decay=section.weight_decay,
         adam_beta2=section.beta2,
         max_grad_norm=section.clip,
-        activation_checkpointing=section.activation_checkpointing,
+        **checkpointing,
         logging_steps=section.log_every,
         logging_first_step=True,
         eval_strategy="steps" if evaluates and section.evaluate_every is not None else "no",

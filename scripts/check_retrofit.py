@@ -1,0 +1,53 @@
+"""Check a retrofitted run on real problems: it reloads with equal logits, and answers a left-padded batch as one by one.
+
+python scripts/check_retrofit.py runs/smollm2-135m-t2mlr-gsm8k/seed-0
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+import undertow
+from undertow.config import from_mapping, load_yaml
+from undertow.evaluation.accuracy import generate
+from undertow.tasks import encode_prompt
+from undertow.training.build import load, quiet_libraries
+from undertow.training.recipe import Recipe
+
+PROBLEMS, NEW_TOKENS = 16, 12
+
+
+def main() -> None:
+    quiet_libraries()
+    run = Path(sys.argv[1])
+    recipe = from_mapping(Recipe, load_yaml(run / "recipe.yaml"))
+    model, tokenizer = load(str(run / "model"))
+    pathway = model.model.recurrence.pathway
+    print(
+        f"gates: tanh γ_rec {torch.tanh(pathway.gamma_recurrent):+.4f}, tanh γ_cur {torch.tanh(pathway.gamma_current):+.4f}"
+    )
+
+    examples = [recipe.task.example("test", index) for index in range(PROBLEMS)]
+    ids = torch.tensor([encode_prompt(examples[0].prompt, tokenizer)])
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        logits = model(ids).logits
+        model.save_pretrained(folder)
+        again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        print(f"saved and loaded again: largest difference of logits {float((again(ids).logits - logits).abs().max())}")
+        undertow.detach(again)
+        print(f"without the recurrence: largest difference {float((again(ids).logits - logits).abs().max()):.4f}")
+
+    together = generate(model, tokenizer, examples, PROBLEMS, 0.0, NEW_TOKENS)
+    alone = [generate(model, tokenizer, [example], 1, 0.0, NEW_TOKENS)[0] for example in examples]
+    lengths = sorted(len(encode_prompt(example.prompt, tokenizer)) for example in examples)
+    same = sum(a == b for a, b in zip(together, alone, strict=True))
+    print(f"{same} of {PROBLEMS} answers of a left-padded batch ({lengths[0]} to {lengths[-1]} tokens) equal those alone")
+
+
+if __name__ == "__main__":
+    main()
