@@ -29,10 +29,12 @@ class Course:
     Attributes:
         chain: the link that the next write into the rollout's cache follows; None where no gradient is wanted.
         unfilled: whether the model's cache still lacks the block's keys and values.
+        rollout: the cache of the groups, made when the first needs it.
     """
 
     chain: torch.Tensor | None
     unfilled: bool
+    rollout: RolloutCache | None
 
 
 class HostedBlock(RecurrentBlock):
@@ -69,18 +71,25 @@ class HostedBlock(RecurrentBlock):
             hidden.requires_grad
             or any(p.requires_grad for module in (self.pathway, *self.modules) for p in module.parameters())
         )
-        grouped = self.tokens > self.lag
-        self.rollout = RolloutCache(len(recording.layers), self.tokens) if grouped and past == 0 else None
+        self.depth, self.past = len(recording.layers), past
         # Where the keys that the backbone's masks were made for begin, for each layer.
         self.offsets: list[int] | None = None
-        if grouped and cache is not None and past > 0:
+        if cache is not None and past > 0 and self.tokens > self.lag:
             self.offsets = [cache.get_mask_sizes(self.tokens, index)[1] for index in self.pathway.block]
         self.checkpointing = learning and any(checkpoints(module) for module in self.modules)
         self.grouped_queries = attachment.grouped_queries
         self.course = Course(
-            chain=hidden.new_zeros((), requires_grad=True) if learning and self.rollout is not None else None,
-            unfilled=self.rollout is not None and cache is not None and not self.checkpointing,
+            chain=hidden.new_zeros((), requires_grad=True) if learning and past == 0 else None,
+            unfilled=past == 0 and cache is not None and not self.checkpointing,
+            rollout=None,
         )
+
+    @property
+    def rollout(self) -> RolloutCache | None:
+        """The cache of the groups and spans of a sequence from its start; None where the model's own cache goes on."""
+        if self.past == 0 and self.course.rollout is None:
+            self.course.rollout = RolloutCache(self.depth, self.hidden.shape[1])
+        return self.course.rollout
 
     @cached_property
     def cutter(self) -> Cutter:
