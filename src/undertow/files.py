@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,11 +16,11 @@ from undertow.errors import CheckpointError
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder` to write into; its files take their place in `folder` when the block succeeds.
+    """A temporary folder beside `folder` to write into; it takes the place of `folder` when the block succeeds.
 
-    A new folder appears whole. In an existing one each file is replaced whole, `config.json` last, and files that are not
-    written again stay, but for weights, of which none may be left of another kind. When the block fails, for a full disk or
-    any other reason, what was there before is untouched.
+    It does so whole, in one step where the system can exchange two folders. What an existing folder held besides and is not
+    written again comes along, but for weights, of which none may be left of another checkpoint. When the block fails, for a
+    full disk or any other reason, what was there before is untouched.
 
     Raises:
         CheckpointError: the folder could not be written.
@@ -33,15 +34,11 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)  # left behind by a save that was killed
         temporary.mkdir()
         yield temporary
-        if not folder.exists():
+        if folder.exists():
+            _bring_along(folder, temporary)
+            _exchange(temporary, folder)
+        else:
             os.replace(temporary, folder)
-            return
-        written = sorted(temporary.iterdir(), key=lambda path: path.name == "config.json")
-        for path in written:
-            os.replace(path, folder / path.name)
-        for path in folder.glob("*.safetensors*"):
-            if path.name not in {new.name for new in written}:
-                path.unlink()
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"could not write {folder}: {error}; what was there before is untouched") from error
     finally:
@@ -58,3 +55,38 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise CheckpointError(f"could not write {path}: {error}; what was there before is untouched") from error
+
+
+def _bring_along(old: Path, new: Path) -> None:
+    """Put what the old folder holds besides into the new one: as links, or copies where there are no links."""
+    for path in old.iterdir():
+        if (new / path.name).exists() or ".safetensors" in path.name:
+            continue
+        if path.is_dir():
+            shutil.copytree(path, new / path.name, copy_function=_link)
+        else:
+            _link(path, new / path.name)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Let two folders change names: at once on Linux, elsewhere with a moment between two renames."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+    here, swap = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
+    if rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0:
+        return
+    aside = other.with_name(f".{other.name}.replaced")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(other, aside)
+    try:
+        os.rename(one, other)
+    except OSError:
+        os.rename(aside, other)
+        raise
+    os.rename(aside, one)

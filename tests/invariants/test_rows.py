@@ -27,6 +27,7 @@ from transformers import DynamicCache
 
 import undertow
 from undertow.host import forward
+from undertow.host.tokens import documents, present_states
 
 WITHOUT_POSITIONS = {"bloom", "mpt"}
 # They tell documents apart by no position ids, or, as gpt_oss, do not confine attention to them.
@@ -144,6 +145,15 @@ def test_packed_documents_equal_the_documents_alone(name: str, pathway: str) -> 
 @pytest.mark.parametrize("name", sorted(WITHOUT_PACKING - WITHOUT_POSITIONS))
 def test_packing_that_the_base_models_do_not_know(name: str) -> None:
     assert packing_error(unhosted(name)) > CHANGED, "it does now; take it out of WITHOUT_PACKING"
+
+
+def test_a_document_that_starts_after_a_cached_one_gets_nothing_of_it() -> None:
+    """No attention confines a packed document that continues a cache, so only what is received can be looked at."""
+    places = torch.tensor([[7, 0, 1, 2]])
+    for lag, wanted in {1: [True, False, True, True], 3: [True, False, False, False]}.items():
+        present = present_states(None, documents(places), None, True, tokens=4, lag=lag)
+        assert present is not None
+        assert present.tolist() == [wanted]
 
 
 # --- recurrent_mask

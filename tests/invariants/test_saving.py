@@ -33,7 +33,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import undertow
-from undertow import CheckpointError
+from undertow import CheckpointError, files
 
 # The two with parameters, in turn.
 TRAINED = [(name, ("turboconn-3", "t2mlr-middle")[index % 2]) for index, name in enumerate(ARCHITECTURES)]
@@ -378,6 +378,7 @@ def interrupt(after: int, action: Callable[[], None], monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Path, "write_text", spoil(Path.write_text))
     monkeypatch.setattr(os, "replace", spoil(os.replace))
+    monkeypatch.setattr(files, "_exchange", spoil(files._exchange))
     monkeypatch.setattr(transformers.modeling_utils, "safe_save_file", spoil(transformers.modeling_utils.safe_save_file))
 
 
@@ -385,7 +386,7 @@ def no_space() -> None:
     raise OSError(28, "No space left on device")
 
 
-# A save writes the weights, writes and renames the config, and renames the three files one by one.
+# A save writes the weights, writes and renames the config, and exchanges the folders.
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 def test_a_full_disk_leaves_the_old_checkpoint(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, folder = saved(tmp_path)
@@ -400,15 +401,21 @@ def test_a_full_disk_leaves_the_old_checkpoint(after: int, tmp_path: Path, monke
     assert difference(logits(load(folder), tokens(2, 9)), logits(new, tokens(2, 9))) < ROUNDING
 
 
-@pytest.mark.parametrize("after", [1, 2, 3, 4, 5, 6])
-def test_a_killed_save_leaves_a_whole_checkpoint(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old one up to the moment when the weights are renamed, and the new one from then on."""
+@pytest.mark.parametrize("after", [1, 2, 3, 4, None])
+def test_a_killed_save_leaves_a_whole_checkpoint(after: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old one up to the moment when the folders are exchanged, and the new one from then on."""
     old, folder = saved(tmp_path)
     new = randomize(hosted("llama", "turboconn-3"), seed=8)
     child = os.fork()
     if child == 0:
         try:
-            interrupt(after, lambda: os.kill(os.getpid(), signal.SIGKILL), monkeypatch)
+            if after is None:  # after the exchange, before the old folder is gone
+                exchange = files._exchange
+                monkeypatch.setattr(
+                    files, "_exchange", lambda *paths: (exchange(*paths), os.kill(os.getpid(), signal.SIGKILL))
+                )
+            else:
+                interrupt(after, lambda: os.kill(os.getpid(), signal.SIGKILL), monkeypatch)
             new.save_pretrained(folder)
         finally:
             os._exit(1)
@@ -417,25 +424,48 @@ def test_a_killed_save_leaves_a_whole_checkpoint(after: int, tmp_path: Path, mon
     got, ids = logits(load(folder), tokens(2, 9)), tokens(2, 9)
     survivors = [model for model in (old, new) if difference(got, logits(model, ids)) < ROUNDING]
     assert len(survivors) == 1
-    if after <= 4:
-        assert survivors == [old]
+    assert survivors == [new if after is None else old]
     new.save_pretrained(folder)
     assert difference(logits(load(folder), ids), logits(new, ids)) < ROUNDING
     assert [path.name for path in tmp_path.iterdir()] == ["saved"], "what the killed save left behind is gone"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="files are replaced one by one: shards of both checkpoints mix", raises=AssertionError
-)
-def test_an_interrupted_save_of_shards_leaves_a_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("exchanges", [True, False], ids=["at once", "by two renames"])
+@pytest.mark.parametrize("after", [1, 3, 5, 8])
+def test_an_interrupted_save_of_shards_leaves_a_whole_checkpoint(
+    after: int, exchanges: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchanges:
+        monkeypatch.setattr(files.ctypes, "CDLL", lambda *args, **kwargs: None)
     old, new, ids = hosted("llama", "turboconn-3"), hosted("llama", "turboconn-3", seed=1), tokens(2, 9)
     old.save_pretrained(tmp_path, max_shard_size="40KB")
     with monkeypatch.context() as patch:
-        interrupt(9, no_space, patch)
+        interrupt(after, no_space, patch)
         with pytest.raises(CheckpointError, match="what was there before is untouched"):
             new.save_pretrained(tmp_path, max_shard_size="40KB")
-    got = logits(load(tmp_path), ids)
-    assert any(difference(got, logits(model, ids)) < ROUNDING for model in (old, new))
+    assert difference(logits(load(tmp_path), ids), logits(old, ids)) < ROUNDING
+    (tmp_path / "notes.txt").write_text("kept")
+    new.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert difference(logits(load(tmp_path), ids), logits(new, ids)) < ROUNDING
+    assert (tmp_path / "notes.txt").read_text() == "kept", "what a save does not write stays"
+
+
+def test_two_renames_of_which_the_second_fails_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, folder = saved(tmp_path)
+    rename = os.rename
+
+    def fail(source: Path, target: Path) -> None:
+        if source.name.endswith(".writing"):
+            no_space()
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.ctypes, "CDLL", lambda *args, **kwargs: None)
+        patch.setattr(os, "rename", fail)
+        with pytest.raises(CheckpointError, match="what was there before is untouched"):
+            hosted("llama", "turboconn-3", seed=1).save_pretrained(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    assert difference(logits(load(folder), tokens(2, 9)), logits(old, tokens(2, 9))) < ROUNDING
 
 
 # --- negative controls
