@@ -16,7 +16,7 @@ WITH_SETTINGS = ("train", "eval", "bench")
 def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     """The parser. `help_for` names the command whose help is wanted, which costs the import of all settings."""
     main = argparse.ArgumentParser(prog="undertow", description="Recurrence for decoder-only language models.")
-    commands = main.add_subparsers(dest="command", required=True, metavar="train | eval | generate | bench | demo")
+    commands = main.add_subparsers(dest="command", required=True, metavar="train | eval | generate | inspect | bench | demo")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
         epilog = OVERRIDES + settings_help(name) if name == help_for and name in WITH_SETTINGS else None
@@ -35,6 +35,11 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     command.add_argument("prompt")
     command.add_argument("--max-new-tokens", type=int, default=64, help="longest answer in tokens (default 64)")
     command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+
+    command = add("inspect", "Look into a run: fidelity compares each solver's loss and gradient with the exact rollout's.")
+    command.add_argument("what", choices=["fidelity"])
+    command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds")
+    command.add_argument("--examples", type=int, default=16, help="held-out examples to compare on (default 16)")
 
     command = add("bench", "Time a recurrence against a Transformer in one run: a table, and JSON.")
     command.add_argument("--output", type=Path, default=Path("runs/bench"), help="folder to write to (default runs/bench)")
@@ -96,6 +101,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         from undertow.evaluation.run import continue_prompt
 
         print(continue_prompt(options.run, options.prompt, options.max_new_tokens, options.temperature))
+    elif options.command == "inspect":
+        from undertow.analysis.run import inspect_fidelity
+
+        print(inspect_fidelity(options.run, options.examples))
     elif options.command == "bench":
         from undertow.benchmark import Bench, bench
         from undertow.config import apply_overrides, from_mapping

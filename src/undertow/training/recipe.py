@@ -7,7 +7,7 @@ from typing import Literal
 
 from undertow.errors import ConfigError
 from undertow.pathways import T2MLR, SoftToken, TurboConn
-from undertow.solvers import Sequential
+from undertow.solvers import Chunked, Jacobi, Scan, Sequential
 from undertow.tasks import GSM8K, MultiStepArithmetic, Parity
 
 
@@ -156,7 +156,7 @@ class Recipe:
     """The model."""
     recurrence: TurboConn | T2MLR | SoftToken | None = None
     """The recurrence in time; none for the plain model."""
-    solver: Sequential = field(default_factory=Sequential)
+    solver: Sequential | Scan | Jacobi | Chunked = field(default_factory=Sequential)
     """How the states of a sequence are found in training."""
     lora: LoRASection | None = None
     """Train low-rank adapters instead of the base model's weights."""

@@ -1,0 +1,30 @@
+"""Inspect a finished run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from undertow.analysis.fidelity import fidelity_table, measure_fidelity, recommendation
+from undertow.config import from_mapping, load_yaml
+from undertow.evaluation.run import seed_folders
+from undertow.tasks import PadCollator
+from undertow.tasks.encode import encode
+from undertow.training.build import load, quiet_libraries
+from undertow.training.recipe import Recipe
+from undertow.training.run import MODEL, RECIPE
+
+
+def inspect_fidelity(run: Path, examples: int) -> str:
+    """How faithful each solver setting is on a run's model and the first held-out examples of its task.
+
+    Raises:
+        CheckpointError: there is no finished run.
+        ConfigError: its model has no recurrence.
+    """
+    quiet_libraries()
+    folder = seed_folders(run)[0]
+    recipe = from_mapping(Recipe, load_yaml(folder / RECIPE))
+    model, tokenizer = load(str(folder / MODEL))
+    batch = PadCollator(tokenizer)([encode(recipe.task.example("valid", i), tokenizer) for i in range(examples)])
+    found = measure_fidelity(model.train(), batch)
+    return f"{fidelity_table(found)}\n\n{recommendation(found)}"
