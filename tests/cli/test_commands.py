@@ -77,3 +77,15 @@ def test_demo_writes_where_it_is_told(
     assert output_of(["demo", f"--output={tmp_path}"], capsys) == "a table\n"
     assert output_of(["demo"], capsys) == "a table\n"
     assert asked == [tmp_path, Path("runs/demo")]
+
+
+def test_inspect_fidelity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    solver = {"kind": "scan", "sweeps": 3, "backward": 1}
+    path = str(tiny.recipe_file(tmp_path, recurrence=tiny.T2MLR, solver=solver))
+    output_of(["train", path], capsys)
+    text = output_of(["inspect", "fidelity", str(tmp_path / "tiny"), "--examples=4"], capsys)
+    assert re.search(r"\| exact +\| +\+0\.0e\+00 \| +1\.0000 ", text)
+    assert re.search(r"\| scan\(2,1\) +\|", text)
+    assert re.search(r"is enough here|None of these is enough", text)
+    assert main(["inspect", "fidelity", str(tmp_path / "tiny"), "--examples=0"]) == 2
+    assert "examples is 0" in capsys.readouterr().err

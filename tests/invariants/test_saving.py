@@ -178,7 +178,9 @@ TARGETS = {
 
 def adapted(model: PreTrainedModel, name: str) -> Any:
     targets = TARGETS.get(name, ["q_proj", "v_proj"])
-    return get_peft_model(model, LoraConfig(r=4, target_modules=targets, modules_to_save=["recurrence"]))
+    transposed = name == "gpt2"
+    config = LoraConfig(r=4, target_modules=targets, modules_to_save=["recurrence"], fan_in_fan_out=transposed)
+    return get_peft_model(model, config)
 
 
 @pytest.mark.parametrize(("name", "pathway"), TRAINED)

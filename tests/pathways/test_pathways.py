@@ -152,7 +152,7 @@ def test_t2mlr_starts_as_the_paper_says() -> None:
     torch.manual_seed(0)
     for gain in (0.01, 1.0):
         pathway = of(T2MLR(1, 2, gate_gain=gain).build(4, 64))
-        assert float(pathway.gamma_recurrent) == float(pathway.gamma_current) == 0.0
+        assert pathway.gamma_recurrent.item() == pathway.gamma_current.item() == 0.0
         assert bool((pathway.gates.bias == 0).all())
         xavier = gain * math.sqrt(2 / (128 + 64))
         for gate in pathway.gates.weight.detach().chunk(2):
@@ -238,13 +238,13 @@ def test_the_gammas_stay_in_single_precision() -> None:
     gamma = model.model.recurrence.pathway.gamma_recurrent
     with torch.no_grad():
         gamma.fill_(0.123456789)
-    exact = float(gamma)
+    exact = gamma.item()
     for cast in (torch.bfloat16, torch.float16, torch.float32):
         model.to(cast)
         pathway = model.model.recurrence.pathway
         assert pathway.gamma_recurrent.dtype == pathway.gamma_current.dtype == torch.float32
         assert pathway.gates.weight.dtype == cast
-        assert float(pathway.gamma_recurrent) == exact, "and keep their value, not one rounded on the way"
+        assert pathway.gamma_recurrent.item() == exact, "and keep their value, not one rounded on the way"
         assert isinstance(pathway, T2MLRPathway)
     assert model.double().model.recurrence.pathway.gamma_current.dtype == torch.double
     half = undertow.attach(model_in_half(), T2MLR(0, 1))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from undertow.analysis.fidelity import fidelity_table, measure_fidelity, recommendation
 from undertow.config import from_mapping, load_yaml
+from undertow.errors import ConfigError
 from undertow.evaluation.run import seed_folders
 from undertow.tasks import PadCollator
 from undertow.tasks.encode import encode
@@ -19,8 +20,10 @@ def inspect_fidelity(run: Path, examples: int) -> str:
 
     Raises:
         CheckpointError: there is no finished run.
-        ConfigError: its model has no recurrence.
+        ConfigError: its model has no recurrence, or there are no examples.
     """
+    if examples < 1:
+        raise ConfigError(f"examples is {examples}; compare on 1 or more")
     quiet_libraries()
     folder = seed_folders(run)[0]
     recipe = from_mapping(Recipe, load_yaml(folder / RECIPE))
