@@ -97,6 +97,17 @@ def learn_layout(name: str, calls: list[Call], lengths: list[int]) -> CallLayout
     return layout
 
 
+@dataclass
+class Group:
+    """Tokens `start` to `stop`, the cache that their layers use, and what was cut for them so far."""
+
+    start: int
+    stop: int
+    cache: Cache
+    device: torch.device
+    done: dict[Any, Any] = field(default_factory=dict)
+
+
 class Cutter:
     """Cuts the calls of some layers to groups of tokens, each distinct tensor and call once a group."""
 
@@ -115,63 +126,43 @@ class Cutter:
             and all(a is b for (_, a), (_, b) in zip(leaves(one), leaves(other), strict=True))
         )
 
-    def cut(
-        self,
-        layer: int,
-        start: int,
-        stop: int,
-        cache: Cache,
-        keys: tuple[int, int],
-        done: dict[Any, Any],
-        device: torch.device,
-    ) -> Call:
-        """The call of `layer` for tokens `start` to `stop`, with `cache` as its cache.
+    def cut(self, layer: int, group: Group, keys: tuple[int, int]) -> Call:
+        """The call of `layer` for a group; `keys` is the range of the captured key axis that the layer will see."""
+        if not self.shared[layer]:
+            return self._cut(layer, group, keys)
+        memo = ("call", keys)
+        if memo not in group.done:
+            group.done[memo] = self._cut(layer, group, keys)
+        call: Call = group.done[memo]
+        return call
 
-        `keys` is the range of the captured key axis that the layer will see; `done` holds what was cut for this group.
-        """
-        if self.shared[layer]:
-            memo = ("call", keys)
-            if memo not in done:
-                done[memo] = self._cut(layer, start, stop, cache, keys, done, device)
-            call: Call = done[memo]
-            return call
-        return self._cut(layer, start, stop, cache, keys, done, device)
-
-    def _cut(
-        self,
-        layer: int,
-        start: int,
-        stop: int,
-        cache: Cache,
-        keys: tuple[int, int],
-        done: dict[Any, Any],
-        device: torch.device,
-    ) -> Call:
+    def _cut(self, layer: int, group: Group, keys: tuple[int, int]) -> Call:
         layout = self.layouts[layer]
+        count = group.stop - group.start
 
         def change(path: Path, value: Any) -> Any:
             if path == layout.cache:
-                return cache
-            if value is None and path in layout.masks and stop - start > 1:
-                return self._causal(start, stop, keys, device)
+                return group.cache
+            if value is None and path in layout.masks and count > 1:
+                return self._causal(group, keys)
             axes = layout.axes.get(path) if isinstance(value, torch.Tensor) else None
             if axes is None:
                 return value
             memo = (id(value), keys)
-            if memo not in done:
+            if memo not in group.done:
                 for axis, role in enumerate(axes):
                     if role == "query":
-                        value = value.narrow(axis, start, stop - start)
+                        value = value.narrow(axis, group.start, count)
                     elif role == "key":
                         value = value.narrow(axis, keys[0], keys[1] - keys[0])
-                done[memo] = value
-            return done[memo]
+                group.done[memo] = value
+            return group.done[memo]
 
         return replace(self.calls[layer], change)
 
-    def _causal(self, start: int, stop: int, keys: tuple[int, int], device: torch.device) -> torch.Tensor:
-        """The mask that a missing one stands for, ``[1, 1, stop - start, keys]``: the last key is the last query's own."""
-        count = stop - start
-        past = keys[1] - stop
-        query = torch.arange(start + past, stop + past, device=device)[:, None]
-        return (torch.arange(keys[0], keys[1], device=device)[None] <= query)[None, None].expand(1, 1, count, -1)
+    @staticmethod
+    def _causal(group: Group, keys: tuple[int, int]) -> torch.Tensor:
+        """The mask that a missing one stands for, ``[1, 1, n, keys]``: the last key is the last query's own."""
+        past = keys[1] - group.stop
+        query = torch.arange(group.start + past, keys[1], device=group.device)[:, None]
+        return (torch.arange(keys[0], keys[1], device=group.device)[None] <= query)[None, None]

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 
-from undertow.host.arguments import Call, Cutter, replace
+from undertow.host.arguments import Call, Cutter, Group, replace
 from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
 from undertow.host.stack import Recording, first_output
 from undertow.solvers.base import RecurrentBlock
@@ -198,7 +198,11 @@ class HostedBlock(RecurrentBlock):
         if plain:
             received = None
         readings = []
-        done: dict[Any, Any] = {}  # what is cut for these tokens
+        group = None
+        if calls is None:
+            cache = self.cache if self.rollout is None else self.rollout
+            assert cache is not None
+            group = Group(start, stop, cache, hidden.device)
         for site in range(pathway.first_layer, pathway.stop_layer + 1):
             if site in pathway.writes and received is not None:
                 added = pathway.write(site, hidden, received)
@@ -207,24 +211,22 @@ class HostedBlock(RecurrentBlock):
                 readings.append(pathway.read(site, hidden))
             if site < pathway.stop_layer:
                 position = site - pathway.first_layer
-                if calls is None:
-                    hidden = self._cut_layer(position, start, stop, hidden, done)
-                else:
+                if group is not None:
+                    hidden = self._cut_layer(position, hidden, group)
+                elif calls is not None:
                     args, kwargs = calls[position]
                     hidden = first_output(self.modules[position](hidden, *args, **kwargs))
         return hidden, readings
 
-    def _cut_layer(self, position: int, start: int, stop: int, hidden: torch.Tensor, done: dict[Any, Any]) -> torch.Tensor:
+    def _cut_layer(self, position: int, hidden: torch.Tensor, group: Group) -> torch.Tensor:
         if self.rollout is not None:
-            cache: Cache = self.rollout
-            keys = (0, stop)
+            keys = (0, group.stop)
         else:
-            assert self.cache is not None and self.offsets is not None
-            cache = self.cache
-            length, offset = cache.get_mask_sizes(stop - start, position + self.pathway.first_layer)
+            assert self.offsets is not None
+            length, offset = group.cache.get_mask_sizes(group.stop - group.start, position + self.pathway.first_layer)
             first = int(offset - self.offsets[position])
             keys = (first, first + int(length))
-        args, kwargs = self.cutter.cut(position, start, stop, cache, keys, done, hidden.device)
+        args, kwargs = self.cutter.cut(position, group, keys)
         module = self.modules[position]
         with without_checkpointing(module):
             return first_output(module(hidden, *args, **kwargs))
