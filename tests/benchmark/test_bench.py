@@ -58,7 +58,7 @@ def test_a_benchmark_writes_a_table_and_json(tmp_path: Path) -> None:
 
 
 def test_memory_is_measured_in_a_process_of_its_own() -> None:
-    """A step of four times the tokens takes more memory, by what it keeps: a hundred MiB here."""
+    """A step of sixteen times the tokens takes more memory, by what it keeps."""
     small = Bench(layers=2, width=64, head_width=16, vocabulary=50, tokens=64, batch=4, threads=1, recurrence=T2MLR(0, 1))
     large = dataclasses.replace(small, tokens=1024)
     assert peak_memory(large, "transformer") - peak_memory(small, "transformer") > 30 * 2**20

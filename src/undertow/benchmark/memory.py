@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
-import resource
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from undertow.benchmark.candidates import training_candidates
 from undertow.benchmark.settings import Bench
 from undertow.config import from_mapping, to_mapping
+from undertow.errors import ConfigError
 
 
 def peak_memory(bench: Bench, candidate: str) -> int:
@@ -23,10 +25,12 @@ def peak_memory(bench: Bench, candidate: str) -> int:
     return int(done.stdout.strip().splitlines()[-1])
 
 
-def resident() -> int:
-    """Bytes of this process in memory now."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+def status(field: str) -> int:
+    """A field of this process's memory status on Linux, in bytes: VmRSS now, VmHWM at the peak."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return 1024 * int(line.split()[1])
+    raise ConfigError("peak memory on a CPU is read from /proc, which this system lacks; leave out the measure memory")
 
 
 def measure(bench: Bench, model: Any) -> int:
@@ -38,9 +42,11 @@ def measure(bench: Bench, model: Any) -> int:
         before = torch.cuda.memory_allocated()
         model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         return int(torch.cuda.max_memory_allocated() - before)
-    before = resident()
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew: imports may have had a higher one
+    before = status("VmRSS")
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    return status("VmHWM") - before
 
 
 def main() -> None:
