@@ -237,7 +237,8 @@ def step_of(checkpoint: Path | None) -> int:
 
 def versions() -> dict[str, Any]:
     """Versions of what the run is made with, the commit of a checkout, and the command."""
-    found: dict[str, Any] = {"command": sys.argv, "python": platform.python_version(), "machine": platform.machine()}
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    found: dict[str, Any] = {"command": command, "python": platform.python_version(), "machine": platform.machine()}
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)
