@@ -78,7 +78,7 @@ def attach(model: Model, recurrence: Recurrence, solver: Solver | None = None) -
     Args:
         model: a decoder-only `transformers` model with a language-model head.
         recurrence: `TurboConn`, `T2MLR` or `SoftToken`.
-        solver: how the states of a sequence are found in training and prefill; by default the exact rollout.
+        solver: how the states of a sequence are found in training; by default, as without gradients, by the exact rollout.
 
     Raises:
         UnsupportedArchitectureError: the model's layers pass on more than the residual stream, or keep recurrent states.
