@@ -10,13 +10,15 @@ from pathlib import Path
 from undertow.errors import UndertowError
 
 OVERRIDES = "Settings, given as --key=value or --section.key=value; for a recipe they go before what its file says:\n\n"
-WITH_SETTINGS = ("train", "eval", "bench")
+WITH_SETTINGS = ("train", "eval", "study", "bench")
 
 
 def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     """The parser. `help_for` names the command whose help is wanted, which costs the import of all settings."""
     main = argparse.ArgumentParser(prog="undertow", description="Recurrence for decoder-only language models.")
-    commands = main.add_subparsers(dest="command", required=True, metavar="train | eval | generate | inspect | bench | demo")
+    commands = main.add_subparsers(
+        dest="command", required=True, metavar="train | eval | study | generate | inspect | bench | demo"
+    )
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
         epilog = OVERRIDES + settings_help(name) if name == help_for and name in WITH_SETTINGS else None
@@ -29,6 +31,9 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
 
     command = add("eval", "Measure the accuracy of a run's models by length; a table, JSON and a figure.")
     command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds")
+
+    command = add("study", "Train and evaluate every combination of some choices with every seed: a table and a figure.")
+    command.add_argument("study", type=Path, help="YAML file")
 
     command = add("generate", "Continue a prompt with a run's model, or with any saved model.")
     command.add_argument("run", type=Path, help="folder of a run, of one of its seeds, or of a model")
@@ -56,6 +61,10 @@ def settings_help(command: str) -> str:
         from undertow.benchmark import Bench
 
         return describe(Bench)
+    if command == "study":
+        from undertow.evaluation.study import Study
+
+        return describe(Study)
     from undertow.training.recipe import Recipe
 
     return describe(Recipe)
@@ -97,6 +106,11 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         from undertow.evaluation.run import evaluate
 
         print(evaluate(options.run, overrides))
+    elif options.command == "study":
+        from undertow.config import apply_overrides, from_mapping, load_yaml
+        from undertow.evaluation.study import Study, study
+
+        print(study(from_mapping(Study, apply_overrides(load_yaml(options.study), overrides))))
     elif options.command == "generate":
         from undertow.evaluation.run import continue_prompt
 

@@ -10,8 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from transformers import PreTrainedTokenizerBase
+
 from undertow.errors import ConfigError, DataError
-from undertow.tasks.base import Example, Split, Task, check_split, first_line, paper_prompt, split_of
+from undertow.tasks.base import Task, check_split, first_line, paper_prompt, split_of
+from undertow.tasks.example import Example, Split
 
 _QUESTION = "Answer the math question."
 _ANSWER_MARK = "####"
@@ -46,7 +49,7 @@ class GSM8K(Task):
     calculator_marks: bool = False
     """Whether steps keep their <<48/2=24>> marks. Steps that consist of such marks only always keep them."""
 
-    def size(self, split: Split) -> int:
+    def size(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> int:
         """How many problems the split holds; see `Task.size`."""
         return len(self._problems(split))
 

@@ -30,7 +30,7 @@ def training_set(
         DataError: every example is too long.
     """
     wanted = section.steps * section.batch * section.accumulate
-    endless = task.size("train") is None
+    endless = task.size("train", tokenizer) is None
     if isinstance(task, GeneratedTask):  # each seed draws examples of its own
         task = dataclasses.replace(task, seed=task.seed + seed)
     dataset = TaskDataset(
