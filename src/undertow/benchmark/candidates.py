@@ -14,7 +14,7 @@ from undertow.benchmark.settings import Bench
 from undertow.host import attach, set_solver
 from undertow.host.attach import find_attachment
 from undertow.pathways import T2MLR
-from undertow.solvers import Chunked, Jacobi, Scan, Sequential, Solver
+from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential, Solver
 
 MATCHED = "transformer, as many parameters"
 
@@ -68,6 +68,7 @@ def matched(bench: Bench) -> Any:
 def training_solvers(bench: Bench) -> dict[str, Solver]:
     """Our training schemes, and T²MLR's own for T²MLR."""
     ours: dict[str, Solver] = {
+        "auto": Auto(),
         "exact": Sequential(),
         "exact states, adjoint(1)": Sequential("adjoint(1)"),
         "scan(2,1)": Scan(2, 1),
