@@ -80,7 +80,8 @@ def attach(model: Model, recurrence: Recurrence, solver: Solver | None = None) -
     Args:
         model: a decoder-only `transformers` model with a language-model head.
         recurrence: `TurboConn`, `T2MLR` or `SoftToken`.
-        solver: how the states of a sequence are found in training; by default, as without gradients, by the exact rollout.
+        solver: how the states of a sequence are found in training, `Auto` if left out. Without gradients it is always by
+            the exact rollout, unless `set_solver` says otherwise.
 
     Raises:
         UnsupportedArchitectureError: the model's layers pass on more than the residual stream, or keep recurrent states.
@@ -101,7 +102,7 @@ def attach(model: Model, recurrence: Recurrence, solver: Solver | None = None) -
     with torch.device(parameter.device):
         pathway = recurrence.build(len(stack), width, ExpectedEmbedding(owners))  # type: ignore[arg-type]
     pathway.to(parameter.dtype)
-    attachment = Attachment(recurrence, pathway, solver or Sequential(), owners, attribute)
+    attachment = Attachment(recurrence, pathway, solver or Auto(), owners, attribute)
     for module in attachment.modules():
         module._is_hf_initialized = True  # type: ignore[assignment]  # transformers must not initialise it again
 

@@ -168,7 +168,7 @@ class Recipe:
     """The model."""
     recurrence: TurboConn | T2MLR | SoftToken | None = None
     """The recurrence in time; none for the plain model."""
-    solver: Sequential | Scan | Jacobi | Chunked | Auto = field(default_factory=Sequential)
+    solver: Sequential | Scan | Jacobi | Chunked | Auto = field(default_factory=Auto)
     """How the states of a sequence are found in training."""
     lora: LoRASection | None = None
     """Train low-rank adapters instead of the base model's weights."""
