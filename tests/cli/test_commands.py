@@ -2,14 +2,17 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+import yaml
 
 from undertow.cli.main import main
 from undertow.evaluation import demo as demo_module
+from undertow.evaluation import study as study_module
 from undertow.training.run import load_recipe
 
 
@@ -77,6 +80,24 @@ def test_demo_writes_where_it_is_told(
     assert output_of(["demo", f"--output={tmp_path}"], capsys) == "a table\n"
     assert output_of(["demo"], capsys) == "a table\n"
     assert asked == [tmp_path, Path("runs/demo")]
+
+
+def test_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(study_module, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
+    common = {key: value for key, value in tiny.TINY.items() if key != "name"}
+    axes = {"recurrence": {"none": {}, "T²MLR": {"recurrence": tiny.T2MLR}}}
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        yaml.safe_dump({"name": "grid", "recipe": common, "axes": axes, "output": str(tmp_path)}, sort_keys=False)
+    )
+    arguments = ["study", str(path), "--name=mine", "--recipe.training.steps=3", "--seeds=[4]", "--workers=1"]
+    text = output_of(arguments, capsys)
+    header, _, *lines = text.splitlines()
+    assert [line.split()[1] for line in (header, *lines)] == ["recurrence", "none", "T²MLR"]
+    for name in ("none", "T²MLR"):
+        assert load_recipe(tmp_path / "mine" / name / "seed-4" / "recipe.yaml", []).training.steps == 3
+    assert (tmp_path / "mine" / "summary.md").read_text() == text
+    assert output_of(arguments, capsys) == text
 
 
 def test_inspect_fidelity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

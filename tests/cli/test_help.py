@@ -6,6 +6,7 @@ import pytest
 
 from undertow.cli.main import main
 from undertow.config_help import field_types
+from undertow.evaluation.study import Study
 from undertow.training import Recipe
 from undertow.training.recipe import TrainingSection
 
@@ -21,7 +22,7 @@ def text_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     text = text_of(["--help"], capsys)
-    assert all(command in text for command in ("train", "eval", "generate", "demo"))
+    assert all(command in text for command in ("train", "eval", "study", "generate", "demo"))
 
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
@@ -33,6 +34,13 @@ def test_help_lists_every_setting_of_a_recipe(command: str, option: str, capsys:
     assert set(field_types(Recipe)) <= lines
     assert {f"training.{field.name}" for field in dataclasses.fields(TrainingSection)} <= lines
     assert {"recurrence.connections", "recurrence.first_layer", "task.max_length", "evaluation.lengths"} <= lines
+
+
+def test_help_lists_every_setting_of_a_study(capsys: pytest.CaptureFixture[str]) -> None:
+    text = text_of(["study", "--help"], capsys)
+    assert "--section.key=value" in text
+    lines = {line.strip().partition(":")[0] for line in text.splitlines()}
+    assert set(field_types(Study)) <= lines
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,24 @@ def test_eval_of_what_is_no_finished_run(path: str, refused: Callable[[list[str]
     )
 
 
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("--recipe.training.step=3", "unknown key training.step; did you mean 'steps'?"),
+        ("--axes.a.b={training.step: 3}", "unknown key training.step; did you mean 'steps'?"),
+        ("--axes.a.b=3", "axes.a.b: expected"),
+        ("--axes={}", "axes is empty; give at least one choice"),
+        ("--workers=0", "workers is 0; use 1 or more"),
+        ("--seed=3", "unknown key seed; did you mean 'seeds'?"),
+    ],
+)
+def test_study(override: str, expected: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(f"name: grid\noutput: {tmp_path}\nrecipe: {{task: parity}}\naxes: {{a: {{right: {{}}}}}}\n")
+    assert expected in refused(["study", str(path), override])
+    assert [each.name for each in tmp_path.iterdir()] == ["study.yaml"]
+
+
 def test_generate(refused: Callable[[list[str]], str], tmp_path: Path) -> None:
     assert "there is no folder" in refused(["generate", str(tmp_path / "absent"), "1="])
     assert "undertow generate does not know '--temprature=1'; see undertow generate --help" in refused(
@@ -129,7 +147,8 @@ def test_demo(refused: Callable[[list[str]], str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["trian"], ["train"], ["eval"], ["generate", "run"], ["generate", "run", "1=", "--max-new-tokens=x"]]
+    "arguments",
+    [[], ["trian"], ["train"], ["eval"], ["study"], ["generate", "run"], ["generate", "run", "1=", "--max-new-tokens=x"]],
 )
 def test_what_argparse_refuses(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

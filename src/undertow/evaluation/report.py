@@ -102,12 +102,17 @@ def curves_figure(
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True):
         own = {labels: seeds for labels, seeds in curves.items() if len(labels) == 1 or labels[0] == panel}
         for number, (labels, seeds) in enumerate(own.items()):
-            for seed, points in enumerate(seeds):
-                name = ", ".join(labels[1:] or labels) if seed == 0 else None
-                axes.plot(*zip(*points, strict=True), color=f"C{number % 10}", linewidth=1, alpha=0.8, label=name)
+            name: str | None = ", ".join(labels[1:] or labels)
+            for points in filter(None, seeds):
+                marker = "." if len(points) == 1 else None  # one point makes no line
+                axes.plot(
+                    *zip(*points, strict=True), color=f"C{number % 10}", marker=marker, linewidth=1, alpha=0.8, label=name
+                )
+                name = None
         axes.set(title=panel or title, xlabel="step", ylabel=unit)
         axes.grid(alpha=0.25)
-        axes.legend(fontsize="small")
+        if axes.lines:
+            axes.legend(fontsize="small")
     temporary = path.with_name(f".{path.name}.writing")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(temporary, format="png")

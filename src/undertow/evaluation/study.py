@@ -1,6 +1,6 @@
 """A study: every combination of some choices, each trained and evaluated with every seed; one table and one figure of it.
 
-    undertow study recipes/cpu/gradient-depth-s3.yaml
+    undertow study recipes/cpu/study-gradients-s3.yaml
 
 Several runs go on at a time, in processes of their own. The same command goes on where it was interrupted.
 """
@@ -13,9 +13,9 @@ import re
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr, redirect_stdout
-from copy import deepcopy
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from undertow.config import from_mapping, to_mapping
+from undertow.config import apply_overrides, from_mapping, load_yaml, to_mapping
 from undertow.errors import ConfigError
 from undertow.evaluation.report import curves_figure, table
 from undertow.evaluation.run import evaluate_folder, evaluate_loss
@@ -31,7 +31,9 @@ from undertow.files import write_text
 from undertow.training.build import quiet_libraries
 from undertow.training.log import read_log
 from undertow.training.recipe import Recipe
-from undertow.training.run import LOG, MODEL, run_folder, train, versions
+from undertow.training.run import LOG, MODEL, RECIPE, check_folder, run_folder, train, versions
+
+EVALUATIONS = ("accuracy.json", "loss.json")
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Study:
         empty = [axis for axis, choices in self.axes.items() if not choices]
         if not self.axes or empty:
             raise ConfigError(f"axes{'.' + empty[0] if empty else ''} is empty; give at least one choice")
+        choices = {f"axes.{axis}.{label}": self.axes[axis][label] for axis in self.axes for label in self.axes[axis]}
+        for where, keys in {"recipe": self.recipe, **choices}.items():
+            for key in ("name", "seeds", "output"):
+                if key in keys:
+                    raise ConfigError(f"{where}.{key} is set, but a study sets it itself; remove it")
 
     @property
     def folder(self) -> Path:
@@ -74,19 +81,29 @@ class Study:
         Raises:
             ConfigError: a choice sets a key that recipes do not have, or a value that does not fit.
         """
-        mapping: dict[str, Any] = deepcopy(self.recipe)
-        for axis, label in zip(self.axes.values(), labels, strict=True):
-            for key, value in axis[label].items():
-                section = mapping
-                *parents, last = key.split(".")
-                for parent in parents:
-                    section = section.setdefault(parent, {})
-                section[last] = deepcopy(value)
-        mapping |= {
+        choices = [axis[label] for axis, label in zip(self.axes.values(), labels, strict=True)]
+        settings = [f"--{key}={json.dumps(value, ensure_ascii=False)}" for keys in choices for key, value in keys.items()]
+        own = {
             "name": "_".join(re.sub(r"[^\w.]+", "-", label).strip("-") for label in labels),
             "seeds": list(self.seeds),
+            "output": str(self.folder),
         }
-        return from_mapping(Recipe, mapping | {"output": str(self.folder)})
+        return from_mapping(Recipe, apply_overrides(self.recipe, settings) | own)
+
+    def recipes(self) -> dict[tuple[str, ...], Recipe]:
+        """The recipe of every combination, by its labels.
+
+        Raises:
+            ConfigError: a combination is no recipe, or two would share a folder.
+        """
+        found = {labels: self.variant(labels) for labels in self.combinations()}
+        owners: dict[str, tuple[str, ...]] = {}
+        for labels, recipe in found.items():
+            owner = owners.setdefault(recipe.name, labels)
+            if owner != labels:
+                both = f"{', '.join(owner)} and {', '.join(labels)}"
+                raise ConfigError(f"{both} would share the folder {recipe.name}; give one another label")
+        return found
 
 
 @dataclass(frozen=True)
@@ -111,17 +128,28 @@ def study(settings: Study) -> str:
 
     Raises:
         ConfigError: a combination is no recipe.
-        UndertowError: a run cannot be made.
+        CheckpointError: a run's folder was made by another recipe.
+        UndertowError: a run cannot be made. Those that are under way are finished first.
     """
-    recipes = {labels: settings.variant(labels) for labels in settings.combinations()}  # mistakes come first
+    recipes = settings.recipes()
+    jobs = [(recipe, seed) for seed in settings.seeds for recipe in recipes.values() if not finished(recipe, seed)]
+    waiting, number = iter(jobs), 0
     with ProcessPoolExecutor(settings.workers, get_context("spawn")) as pool:
-        jobs = [pool.submit(train_and_evaluate, recipe, seed) for seed in settings.seeds for recipe in recipes.values()]
-        try:
-            for number, job in enumerate(as_completed(jobs), 1):
-                print(f"{number}/{len(jobs)} {job.result()}", file=sys.stderr, flush=True)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        # Only as many as go on at a time are handed over: a pool runs what it holds even after a failure or Ctrl-C.
+        running = {pool.submit(train_and_evaluate, *job) for job in itertools.islice(waiting, settings.workers)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for job in done:
+                try:
+                    folder = job.result()
+                except BrokenProcessPool as error:
+                    raise ConfigError(
+                        f"the process of a run was killed, as it is when memory runs out; workers is {settings.workers}: "
+                        "use fewer, and the same command goes on"
+                    ) from error
+                number += 1
+                print(f"{number}/{len(jobs)} {folder}", file=sys.stderr, flush=True)
+            running |= {pool.submit(train_and_evaluate, *job) for job in itertools.islice(waiting, len(done))}
     found = [finding(labels, recipe) for labels, recipe in recipes.items()]
     record = {
         "study": to_mapping(settings),
@@ -137,22 +165,31 @@ def study(settings: Study) -> str:
     return text
 
 
-def train_and_evaluate(recipe: Recipe, seed: int) -> Path:
-    """Train and evaluate one recipe with one seed, unless that is done; what it prints goes to a file beside its folder."""
+def finished(recipe: Recipe, seed: int) -> bool:
+    """Whether a run is trained, and evaluated as the recipe says.
+
+    Raises:
+        CheckpointError: its folder was made by another recipe.
+    """
     folder = run_folder(recipe, seed)
-    if (folder / MODEL).is_dir() and evaluated(folder):
-        return folder
+    check_folder(folder, recipe)
+    if not (folder / MODEL).is_dir() or not any((folder / name).is_file() for name in EVALUATIONS):
+        return False
+    return from_mapping(Recipe, load_yaml(folder / RECIPE)).evaluation == recipe.evaluation
+
+
+def train_and_evaluate(recipe: Recipe, seed: int) -> Path:
+    """Train and evaluate one recipe with one seed; what it prints goes to a file beside its folder."""
+    folder = run_folder(recipe, seed)
     quiet_libraries()
     torch.set_num_threads(recipe.training.threads or 1)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for name in EVALUATIONS:  # they are not what the recipe that is saved next says
+        (folder / name).unlink(missing_ok=True)
     with (folder.parent / f"{folder.name}.output").open("w") as output, redirect_stdout(output), redirect_stderr(output):
         train(recipe, seed)
         (evaluate_loss if recipe.task.measured_by == "loss" else evaluate_folder)(folder, recipe)
     return folder
-
-
-def evaluated(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("accuracy.json", "loss.json"))
 
 
 def finding(labels: tuple[str, ...], recipe: Recipe) -> Finding:
@@ -171,8 +208,8 @@ def finding(labels: tuple[str, ...], recipe: Recipe) -> Finding:
         if (folder / "accuracy.json").is_file():
             for entry in json.loads((folder / "accuracy.json").read_text()):
                 suffix = "" if entry["length"] is None else f" at {entry['length']}"
-                kind = "accuracy" if entry["temperature"] == 0 else f"accuracy, temperature {entry['temperature']:g},"
-                values[kind + suffix] = entry["correct"] / entry["total"]
+                sampled = "" if entry["temperature"] == 0 else f", temperature {entry['temperature']:g}"
+                values[f"accuracy{suffix}{sampled}"] = entry["correct"] / entry["total"]
                 if entry.get("symbols"):
                     values["symbols" + suffix] = entry["right_symbols"] / entry["symbols"]
         for name, value in values.items():

@@ -45,8 +45,8 @@ class Auto(Solver):
             raise ConfigError(f"auto measures every {self.every} forwards; use 1 or more")
         if Gradient.parse(self.gradient).kind != "adjoint":
             raise ConfigError(f'auto\'s gradient is {self.gradient!r}; its states have no graph, so use "adjoint(n)"')
-        if self.rollout_cost is not None and self.rollout_cost <= 0:
-            raise ConfigError(f"auto's rollout_cost is {self.rollout_cost} sweeps; use more than 0")
+        if self.rollout_cost is not None and self.rollout_cost < 1:
+            raise ConfigError(f"auto's rollout_cost is {self.rollout_cost} sweeps; use 1 or more")
 
     def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
         started = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 from transformers import TrainerCallback
@@ -13,8 +13,7 @@ from transformers.trainer_callback import ExportableState
 
 from undertow.errors import ConfigError
 from undertow.host.attach import Attachment, find_attachment
-from undertow.host.state import StateLayer
-from undertow.solvers import Auto, Sequential, Solver, SolverMemory
+from undertow.solvers import Auto, RecurrentBlock, Sequential, Solver, SolverMemory, SolverReport
 
 logger = logging.getLogger("undertow")
 
@@ -27,12 +26,12 @@ class Gap:
     """A solver against the exact rollout on one batch.
 
     Attributes:
-        states: the relative error of its states.
-        loss: its loss minus the exact one.
+        states: the relative error of the states that tokens receive, as `Auto` measures it.
+        loss: its loss minus the exact one; None for a batch without labels.
     """
 
     states: float
-    loss: float
+    loss: float | None
 
 
 def measure_gap(model: Any, inputs: Mapping[str, Any]) -> Gap:
@@ -40,7 +39,7 @@ def measure_gap(model: Any, inputs: Mapping[str, Any]) -> Gap:
 
     Args:
         model: a hosted model.
-        inputs: what it is called with, labels among them.
+        inputs: what it is called with.
 
     Raises:
         ConfigError: the model has no recurrence.
@@ -56,22 +55,62 @@ def measure_gap(model: Any, inputs: Mapping[str, Any]) -> Gap:
     finally:
         model.train(training)
     error = float((states - exact).norm() / exact.norm().clamp_min(torch.finfo(exact.dtype).tiny))
-    return Gap(error, loss - exact_loss)
+    return Gap(error, None if loss is None or exact_loss is None else loss - exact_loss)
 
 
 @torch.no_grad()
 def loss_and_states(
     model: Any, attachment: Attachment, inputs: Mapping[str, Any], solver: Solver
-) -> tuple[float, torch.Tensor]:
-    """The loss with a solver, and the states ``[B, 1, T, W]`` that it found, 0 where a token has none."""
+) -> tuple[float | None, torch.Tensor]:
+    """The loss with a solver, if there are labels, and the states ``[B, T, W]`` that tokens receive for it."""
     before = attachment.prefill
-    attachment.prefill = solver
+    attachment.prefill = overheard = Overheard(solver, [])
     try:
-        output = model(**{**inputs, "use_cache": True})
+        loss = model(**inputs).loss
     finally:
         attachment.prefill = before
-    layer = next(layer for layer in output.past_key_values.layers if isinstance(layer, StateLayer))
-    return float(output.loss), layer.keys * layer.values
+    (received,) = overheard.received
+    return None if loss is None else float(loss), received
+
+
+@dataclass(frozen=True)
+class Overheard(Solver):
+    """A solver in one forward; what tokens received in the pass that gave the output is noted.
+
+    A cache holds states too, but those of one pass later; and with a cache packed documents would see each other.
+    """
+
+    kind: ClassVar[str] = "overheard"
+
+    solver: Solver
+    received: list[torch.Tensor]
+
+    def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
+        passes: dict[int, torch.Tensor] = {}
+        output, states, report = self.solver.solve(cast(RecurrentBlock, OverheardBlock(block, passes)))
+        received = block.shift(states)  # where there was no such pass, but exact steps
+        for start, given in passes.items():
+            received[:, start : start + given.shape[1]] = given
+        self.received.append(received)
+        return output, states, report
+
+
+class OverheardBlock:
+    """A block, or a span of one that begins at token `start`, whose last passes note what their tokens receive."""
+
+    def __init__(self, block: RecurrentBlock, passes: dict[int, torch.Tensor], start: int = 0) -> None:
+        self.block, self.passes, self.start = block, passes, start
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.block, name)
+
+    def sweep(self, received: torch.Tensor | None, plain: bool = False, last: bool = False) -> Any:
+        if last and received is not None:
+            self.passes[self.start] = received
+        return self.block.sweep(received, plain, last)
+
+    def span(self, start: int, stop: int, initial: torch.Tensor | None) -> OverheardBlock:
+        return OverheardBlock(self.block.span(start, stop, initial), self.passes, self.start + start)
 
 
 class SolverGap(TrainerCallback, ExportableState):
@@ -79,7 +118,7 @@ class SolverGap(TrainerCallback, ExportableState):
 
     For a fixed solver both run on the last batch of the step. `Auto` measures by itself; its sweeps and its gap are logged,
     and its plans go into the Trainer's checkpoints, so that a resumed run goes on with them. The log lines get `solver_gap`
-    (relative error of the states) and `solver_loss_gap` or `solver_sweeps`.
+    (relative error of the states that tokens receive) and `solver_sweeps` or, if the model computes it, `solver_loss_gap`.
     """
 
     def __init__(self, every: int = 100) -> None:
@@ -98,9 +137,10 @@ class SolverGap(TrainerCallback, ExportableState):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         attachment = find_attachment(model)
-        kept = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})  # of the checkpoint resumed from
-        self.warned = kept.get("warned", self.warned)
-        self.memory = kept.get("memory", self.memory)
+        self.let_go()  # of an interrupted training
+        state.stateful_callbacks.setdefault(type(self).__name__, self.state())  # the Trainer misses it in other checkpoints
+        kept = state.stateful_callbacks[type(self).__name__]["attributes"]  # of the checkpoint resumed from
+        self.warned, self.memory = kept["warned"], kept["memory"]
         if self.memory:
             attachment.memory = SolverMemory.from_mapping(self.memory)
         if not isinstance(attachment.solver, Auto):
@@ -120,16 +160,20 @@ class SolverGap(TrainerCallback, ExportableState):
                 self.found = {"solver_gap": plan.gap, "solver_sweeps": plan.sweeps or 0}  # 0: the rollout
         elif state.global_step % self.every == 0 and self.inputs:
             gap = measure_gap(model, self.inputs)
-            self.found = {"solver_gap": gap.states, "solver_loss_gap": gap.loss}
+            self.found = {"solver_gap": gap.states}
+            by = ""
+            if gap.loss is not None:
+                self.found["solver_loss_gap"] = gap.loss
+                by = f" and its loss differs by {gap.loss:+.4f}"
             if gap.states >= 2 * self.warned:
                 self.warned = gap.states
                 logger.warning(
-                    "step %d: the states that %s finds are %.0f %% off the exact rollout's and its loss differs by %+.4f; "
+                    "step %d: the states that %s finds are %.0f %% off the exact rollout's%s; "
                     "generation is exact, so the model will do otherwise there than in training: take more sweeps, or Auto",
                     state.global_step,
                     attachment.solver,
                     100 * gap.states,
-                    gap.loss,
+                    by,
                 )
         self.inputs = {}
 
@@ -140,6 +184,9 @@ class SolverGap(TrainerCallback, ExportableState):
             self.found = {}
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.let_go()
+
+    def let_go(self) -> None:
         if self.hook is not None:
             self.hook.remove()
-        self.inputs = {}
+        self.hook, self.inputs = None, {}
