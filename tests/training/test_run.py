@@ -111,7 +111,7 @@ def test_examples_are_trained_on_in_their_order(tmp_path: Path, monkeypatch: pyt
 def optimizer_groups(recipe: Recipe, folder: Path) -> tuple[Any, list[dict[str, Any]]]:
     """A recipe's model, and the groups of parameters that its optimiser has."""
     model, _ = build(recipe, seed=0)
-    trainer = RecipeTrainer(recipe.training.gate_multiplier, model=model, args=run.arguments(recipe, folder, seed=0))
+    trainer = RecipeTrainer(recipe.training, model=model, args=run.arguments(recipe, folder, seed=0))
     return model, trainer.create_optimizer().param_groups
 
 

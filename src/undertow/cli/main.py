@@ -10,7 +10,9 @@ from pathlib import Path
 from undertow.errors import UndertowError
 
 OVERRIDES = "Settings, given as --key=value or --section.key=value; for a recipe they go before what its file says:\n\n"
-WITH_SETTINGS = ("train", "eval", "bench")
+WITH_SETTINGS = ("train", "eval", "inspect", "bench")
+INSPECT = """Look into a run. fidelity: each solver's loss and gradient against the exact rollout's. parameters: how many a
+recipe would train, without loading any."""
 
 
 def parser(help_for: str | None = None) -> argparse.ArgumentParser:
@@ -36,9 +38,9 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     command.add_argument("--max-new-tokens", type=int, default=64, help="longest answer in tokens (default 64)")
     command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
 
-    command = add("inspect", "Look into a run: fidelity compares each solver's loss and gradient with the exact rollout's.")
-    command.add_argument("what", choices=["fidelity"])
-    command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds")
+    command = add("inspect", INSPECT)
+    command.add_argument("what", choices=["fidelity", "parameters"])
+    command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds; for parameters, a recipe")
     command.add_argument("--examples", type=int, default=16, help="held-out examples to compare on (default 16)")
 
     command = add("bench", "Time a recurrence against a Transformer in one run: a table, and JSON.")
@@ -67,12 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wants_help = bool(given) and ("-h" in given or "--help" in given)
     options, overrides = parser(given[0] if wants_help else None).parse_known_args(given)
     try:
-        if overrides and options.command not in WITH_SETTINGS:
-            from undertow.errors import ConfigError
-
-            raise ConfigError(
-                f"undertow {options.command} does not know {overrides[0]!r}; see undertow {options.command} --help"
-            )
+        if options.command not in WITH_SETTINGS:
+            refuse_settings(options, overrides)
         run(options, overrides)
     except (UndertowError, OSError) as error:  # such as a folder that may not be written
         print(f"undertow: {error}", file=sys.stderr)
@@ -81,6 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("undertow: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
     return 0
+
+
+def refuse_settings(options: argparse.Namespace, overrides: list[str]) -> None:
+    if overrides:
+        from undertow.errors import ConfigError
+
+        raise ConfigError(
+            f"undertow {options.command} does not know {overrides[0]!r}; see undertow {options.command} --help"
+        )
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -102,9 +109,13 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
         print(continue_prompt(options.run, options.prompt, options.max_new_tokens, options.temperature))
     elif options.command == "inspect":
-        from undertow.analysis.run import inspect_fidelity
+        from undertow.analysis import run as analysis
 
-        print(inspect_fidelity(options.run, options.examples))
+        if options.what == "parameters":
+            print(analysis.inspect_parameters(options.run, overrides))
+        else:
+            refuse_settings(options, overrides)
+            print(analysis.inspect_fidelity(options.run, options.examples))
     elif options.command == "bench":
         from undertow.benchmark import Bench, bench
         from undertow.config import apply_overrides, from_mapping

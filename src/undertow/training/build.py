@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
@@ -37,11 +44,49 @@ def build(recipe: Recipe, seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
     else:
         tokenizer = tokenizer_for(recipe)
         model = from_scratch(recipe.model, tokenizer)
+    return equip(model, recipe), tokenizer
+
+
+def outline(recipe: Recipe) -> Any:
+    """The model of a recipe as `build` makes it, on the meta device: shapes and names, no weights, whatever its size.
+
+    Raises:
+        ConfigError, CheckpointError, UnsupportedArchitectureError: as `build`, but that only `config.json` is read of a
+            pretrained model.
+    """
+    with torch.device("meta"):
+        if recipe.model.path is None:
+            model = from_scratch(recipe.model, tokenizer_for(recipe))
+        else:
+            try:
+                model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model.path))
+            except UndertowError:
+                raise
+            except Exception as error:  # transformers raises any kind
+                raise CheckpointError(f"{recipe.model.path} has no model config: {first_line(error)}") from error
+        return equip(model, recipe)
+
+
+def equip(model: Any, recipe: Recipe) -> Any:
+    """The model with the recipe's recurrence and its adapters."""
     if recipe.recurrence is not None:
         attach(model, recipe.recurrence, recipe.solver)
     elif has_recurrence(model):
         set_solver(model, recipe.solver)
-    return (model if recipe.lora is None else with_adapters(model, recipe.lora)), tokenizer
+    return model if recipe.lora is None else with_adapters(model, recipe.lora)
+
+
+def count_parameters(model: Any) -> dict[str, int]:
+    """The parameters of a recipe's model: all, those that are trained, and of these the adapters' and the recurrence's."""
+    named = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    # PEFT trains a copy of the recurrence and keeps the one that it copied, which does nothing.
+    idle = sum(p.numel() for name, p in model.named_parameters() if ".recurrence.original_module." in name)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()) - idle,
+        "trainable": sum(named.values()),
+        "adapters": sum(count for name, count in named.items() if ".lora_" in name),
+        "recurrence": sum(count for name, count in named.items() if ".recurrence." in name),
+    }
 
 
 def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import shutil
@@ -21,11 +22,13 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from undertow.config import apply_overrides, from_mapping, load_yaml, save_yaml, to_mapping
 from undertow.errors import CheckpointError
 from undertow.files import replacing_folder, write_text
+from undertow.pathways import TurboConn
 from undertow.tasks import PadCollator, TaskDataset
 from undertow.training.build import build, quiet_libraries
 from undertow.training.data import training_set
 from undertow.training.log import Progress, RunLog
-from undertow.training.recipe import Recipe
+from undertow.training.recipe import Recipe, TrainingSection
+from undertow.training.schedule import cosine_restarts
 
 RECIPE, VERSIONS, LOG, MODEL = "recipe.yaml", "versions.json", "log.jsonl", "model"
 # Its name up to transformers 5.23 was gradient_checkpointing.
@@ -59,6 +62,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         torch.set_num_threads(section.threads)
     built, tokenizer = build(recipe, seed)
     dataset, skipped = training_set(recipe.task, tokenizer, section, seed)
+    a_step = section.batch * section.accumulate
     held_out = held_out_set(recipe, tokenizer)
     checkpoint = last_checkpoint(folder)
 
@@ -73,11 +77,15 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         examples_left_out=skipped + held_out.skipped,
         threads=torch.get_num_threads(),
     )
+    sets: Any = {"training": dataset.dataset, "held-out": held_out}
+    for text in remarks(recipe, sets):
+        print(f"undertow: {text}", file=sys.stderr)
+        log.write(event="remark", text=text)
     progress = Progress(description or f"{recipe.name} seed {seed}")
     trainer = RecipeTrainer(
-        section.gate_multiplier,
+        section,
         model=built,
-        args=arguments(recipe, folder, seed, evaluates=len(held_out) > 0),
+        args=arguments(recipe, folder, seed, evaluates=len(held_out) > 0, steps=len(dataset) // a_step),
         train_dataset=dataset,
         eval_dataset=held_out if len(held_out) else None,
         data_collator=PadCollator(tokenizer),
@@ -104,12 +112,34 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
     return folder
 
 
+def remarks(recipe: Recipe, sets: dict[str, TaskDataset]) -> list[str]:
+    """What is to be known of a training before it starts: what was left out, and settings that a paper advises against."""
+    found = [
+        f"{examples.skipped:,} of {len(examples) + examples.skipped:,} {name} examples are left out: "
+        f"they have more than training.max_tokens, {recipe.training.max_tokens}"
+        for name, examples in sets.items()
+        if examples.skipped
+    ]
+    if isinstance(recipe.recurrence, TurboConn):
+        advice = recipe.recurrence.advice(pretrained=recipe.model.path is not None)
+        found += [] if advice is None else [advice]
+    return found
+
+
 class RecipeTrainer(Trainer):
     """A Trainer that takes the examples in the order that `training_set` chose; its gates learn at their own rate."""
 
-    def __init__(self, gate_multiplier: float, **settings: Any) -> None:
+    def __init__(self, section: TrainingSection, **settings: Any) -> None:
         super().__init__(**settings)
-        self.gate_multiplier = gate_multiplier
+        self.section, self.gate_multiplier = section, section.gate_multiplier
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        if self.section.schedule != "cosine_restarts" or self.lr_scheduler is not None:
+            return super().create_scheduler(num_training_steps, optimizer)
+        shape = functools.partial(cosine_restarts, warmup=self.section.warmup_steps, period=self.section.restart_every)
+        scheduled: Any = self.optimizer if optimizer is None else optimizer
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(scheduled, shape)
+        return self.lr_scheduler
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
@@ -138,17 +168,21 @@ class RecipeTrainer(Trainer):
             ) from error
 
 
-def arguments(recipe: Recipe, folder: Path, seed: int, evaluates: bool = True) -> TrainingArguments:
+def arguments(
+    recipe: Recipe, folder: Path, seed: int, evaluates: bool = True, steps: int | None = None
+) -> TrainingArguments:
     section = recipe.training
     checkpointing: dict[str, Any] = {CHECKPOINTING: section.activation_checkpointing}
+    steps = section.steps if steps is None else steps
+    restarts = section.schedule == "cosine_restarts"  # which the Trainer does not know
     return TrainingArguments(
         output_dir=str(folder),
-        max_steps=section.steps,
+        max_steps=steps,
         per_device_train_batch_size=section.batch,
         per_device_eval_batch_size=section.batch,
         gradient_accumulation_steps=section.accumulate,
         learning_rate=section.learning_rate,
-        lr_scheduler_type=section.schedule,
+        lr_scheduler_type="constant_with_warmup" if restarts else section.schedule,
         warmup_steps=section.warmup_steps,
         weight_decay=section.weight_decay,
         adam_beta2=section.beta2,
@@ -159,7 +193,7 @@ def arguments(recipe: Recipe, folder: Path, seed: int, evaluates: bool = True) -
         eval_strategy="steps" if evaluates and section.evaluate_every is not None else "no",
         eval_steps=section.evaluate_every,
         save_strategy="no" if section.save_every is None else "steps",
-        save_steps=section.save_every or section.steps,
+        save_steps=section.save_every or steps,
         save_total_limit=2,
         seed=seed,
         use_cpu=not torch.cuda.is_available(),
