@@ -13,7 +13,7 @@ from undertow.evaluation.accuracy import Accuracy, accuracy_by_length, generate
 from undertow.evaluation.report import accuracy_figure, accuracy_table
 from undertow.files import write_text
 from undertow.tasks import Example, encode_prompt
-from undertow.training.build import load, quiet_libraries
+from undertow.training.build import ADAPTER, load, quiet_libraries
 from undertow.training.recipe import Recipe
 from undertow.training.run import MODEL, RECIPE
 
@@ -91,7 +91,7 @@ def continue_prompt(run: Path, prompt: str, max_new_tokens: int, temperature: fl
     if temperature < 0:
         raise ConfigError(f"temperature is {temperature}; use 0 for greedy answers, or more")
     quiet_libraries()
-    is_model = (run / "config.json").is_file() or not run.is_dir()
+    is_model = any((run / name).is_file() for name in ("config.json", ADAPTER)) or not run.is_dir()
     folder = run if is_model else seed_folders(run)[0] / MODEL
     model, tokenizer = load(str(folder))
     if not encode_prompt(prompt, tokenizer):

@@ -101,7 +101,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         trainer.evaluate()
 
     model: Any = trainer.model
-    if recipe.lora is not None:
+    if recipe.lora is not None and recipe.lora.save == "merged":
         model = model.merge_and_unload()
     model.config.use_cache = True
     with replacing_folder(folder / MODEL) as saving:  # a folder called model is a finished run
