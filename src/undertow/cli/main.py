@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,12 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
 
     command = add("eval", "Measure the accuracy of a run's models by length; a table, JSON and a figure.")
     command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds")
+    command.add_argument(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="test on all of this file: short for --task.test=FILE, no lengths and as many examples as there are",
+    )
 
     command = add("generate", "Continue a prompt with a run's model, or with any saved model.")
     command.add_argument("run", type=Path, help="folder of a run, of one of its seeds, or of a model")
@@ -103,7 +110,11 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     elif options.command == "eval":
         from undertow.evaluation.run import evaluate
 
-        print(evaluate(options.run, overrides))
+        data = []
+        if options.data is not None:
+            whole = ["--evaluation.lengths=[]", f"--evaluation.examples={sys.maxsize}"]
+            data = [f"--task.test={json.dumps(str(options.data))}", *whole]
+        print(evaluate(options.run, [*data, *overrides]))
     elif options.command == "generate":
         from undertow.evaluation.run import continue_prompt
 

@@ -41,14 +41,15 @@ def evaluate(run: Path, overrides: list[str]) -> str:
     folders = seed_folders(run)
     for folder in folders:
         recipe = from_mapping(Recipe, apply_overrides(load_yaml(folder / RECIPE), overrides))
-        results = evaluate_folder(folder, recipe)
+        trained = from_mapping(Recipe, load_yaml(folder / RECIPE)).task
+        results = evaluate_folder(folder, recipe, "" if recipe.task == trained else f"-{recipe.task.kind}")
         greedy = [result for result in results if result.temperature == 0 and result.length is not None]
         curves[folder.name] = greedy
         for result in results:
             pooled[result.length, result.temperature].append(result)
     if all(curves.values()):
-        trained = getattr(recipe.task, "max_length", None) or getattr(recipe.task, "max_operands", None)
-        accuracy_figure(curves, run / "accuracy.png", recipe.name, f"{recipe.task.kind}: length", trained)
+        longest = getattr(recipe.task, "max_length", None) or getattr(recipe.task, "max_operands", None)
+        accuracy_figure(curves, run / "accuracy.png", recipe.name, f"{recipe.task.kind}: length", longest)
     summed = [
         Accuracy(length, temperature, sum(r.correct for r in results), sum(r.total for r in results))
         for (length, temperature), results in pooled.items()
@@ -57,8 +58,8 @@ def evaluate(run: Path, overrides: list[str]) -> str:
     return f"{recipe.name}{seeds}\n\n{accuracy_table(summed)}"
 
 
-def evaluate_folder(folder: Path, recipe: Recipe) -> list[Accuracy]:
-    """Accuracies of one seed's model, also written to `accuracy.json` in its folder."""
+def evaluate_folder(folder: Path, recipe: Recipe, suffix: str = "") -> list[Accuracy]:
+    """Accuracies of one seed's model, also written to `accuracy.json` in its folder, with a suffix for another test."""
     model, tokenizer = load(str(folder / MODEL))
     section = recipe.evaluation
     results = []
@@ -74,7 +75,9 @@ def evaluate_folder(folder: Path, recipe: Recipe) -> list[Accuracy]:
                 temperature,
                 section.max_new_tokens,
             )
-    write_text(folder / "accuracy.json", json.dumps([dataclasses.asdict(result) for result in results], indent=1) + "\n")
+    write_text(
+        folder / f"accuracy{suffix}.json", json.dumps([dataclasses.asdict(result) for result in results], indent=1) + "\n"
+    )
     return results
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from undertow.errors import ConfigError
 from undertow.pathways import T2MLR, SoftToken, TurboConn
 from undertow.solvers import Chunked, Jacobi, Scan, Sequential
-from undertow.tasks import GSM8K, MultiStepArithmetic, Parity
+from undertow.tasks import GSM8K, BigBenchArithmetic, MultiStepArithmetic, Parity
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Recipe:
 
     name: str
     """Name of the run, and of its folder."""
-    task: Parity | MultiStepArithmetic | GSM8K
+    task: Parity | MultiStepArithmetic | BigBenchArithmetic | GSM8K
     """What to learn."""
     output: str = "runs"
     """Folder that the run's folder is made in."""
@@ -188,7 +188,7 @@ class Recipe:
             raise ConfigError(f"seeds holds {min(self.seeds)}; use 0 or more")
         if self.lora is not None and self.model.path is None:
             raise ConfigError("lora adapts a pretrained model, but model.path is not set; set it or remove lora")
-        if self.evaluation.lengths and isinstance(self.task, GSM8K):
+        if self.evaluation.lengths and isinstance(self.task, GSM8K | BigBenchArithmetic):
             raise ConfigError(f"evaluation.lengths is set, but {self.task.kind} reads a file as it is; remove it")
 
 
