@@ -7,13 +7,18 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from undertow.errors import UndertowError
 
 OVERRIDES = "Settings, given as --key=value or --section.key=value; for a recipe they go before what its file says:\n\n"
 WITH_SETTINGS = ("train", "eval", "inspect", "bench")
-INSPECT = """Look into a run. fidelity: each solver's loss and gradient against the exact rollout's. parameters: how many a
-recipe would train, without loading any."""
+INSPECT = """Look into finished runs.
+fidelity: each solver's loss and gradient against the exact rollout's.
+choices: how many possible answers a model rules out, and the accuracy to expect when sampling.
+lengths: accuracy by length of several runs, with the length up to which all is right.
+latency: recursions, time of a step and accuracy of several runs, over the Transformer's.
+parameters: how many a recipe would train, without loading any."""
 
 
 def parser(help_for: str | None = None) -> argparse.ArgumentParser:
@@ -46,9 +51,14 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
 
     command = add("inspect", INSPECT)
-    command.add_argument("what", choices=["fidelity", "parameters"])
-    command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds; for parameters, a recipe")
-    command.add_argument("--examples", type=int, default=16, help="held-out examples to compare on (default 16)")
+    command.add_argument("what", choices=["fidelity", "choices", "lengths", "latency", "parameters"])
+    command.add_argument(
+        "run", type=Path, nargs="+", help="folder of a run, or of one of its seeds; for parameters, a recipe"
+    )
+    command.add_argument(
+        "--examples", type=int, help="held-out examples: 16 for fidelity if left out, and 256 of each length for choices"
+    )
+    command.add_argument("--output", type=Path, help="folder for what lengths and latency write (default: the first run's)")
 
     command = add("bench", "Time a recurrence against a Transformer in one run: a table, and JSON.")
     command.add_argument("--output", type=Path, default=Path("runs/bench"), help="folder to write to (default runs/bench)")
@@ -88,6 +98,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def inspect(options: argparse.Namespace, overrides: list[str]) -> list[str]:
+    from undertow.analysis import compare
+    from undertow.analysis import run as analysis
+
+    what, output = options.what, options.output or options.run[0]
+    examples: Any = {"fidelity": 16, "choices": 256}.get(what) if options.examples is None else options.examples
+    if what == "parameters":
+        return [analysis.inspect_parameters(path, overrides) for path in options.run]
+    refuse_settings(options, overrides)
+    if what == "lengths":
+        return [compare.compare_lengths(options.run, output)]
+    if what == "latency":
+        return [compare.compare_latency(options.run, output)]
+    if what == "choices":
+        return [analysis.inspect_choices(path, examples) for path in options.run]
+    return [analysis.inspect_fidelity(path, examples) for path in options.run]
+
+
 def refuse_settings(options: argparse.Namespace, overrides: list[str]) -> None:
     if overrides:
         from undertow.errors import ConfigError
@@ -120,13 +148,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
         print(continue_prompt(options.run, options.prompt, options.max_new_tokens, options.temperature))
     elif options.command == "inspect":
-        from undertow.analysis import run as analysis
-
-        if options.what == "parameters":
-            print(analysis.inspect_parameters(options.run, overrides))
-        else:
-            refuse_settings(options, overrides)
-            print(analysis.inspect_fidelity(options.run, options.examples))
+        print("\n\n".join(inspect(options, overrides)))
     elif options.command == "bench":
         from undertow.benchmark import Bench, bench
         from undertow.config import apply_overrides, from_mapping

@@ -50,6 +50,10 @@ class MultiStepArithmetic(GeneratedTask):
             return Example(f"({text})=".replace(" ", ""), str(value), operands)
         return Example(paper_prompt(_QUESTION, f"({text}) ="), f" {value}", operands)
 
+    def choices(self) -> tuple[str, ...]:
+        """See `Task.choices`."""
+        return tuple("0123456789")
+
     def characters(self) -> str:
         """See `Task.characters`."""
         alphabet = "0123456789+-*()="

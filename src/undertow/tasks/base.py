@@ -60,6 +60,10 @@ class Task(ABC):
     def characters(self) -> str | None:
         """Every character that prompts and completions can hold, sorted; None for free text."""
 
+    def choices(self) -> tuple[str, ...]:
+        """The answers that there can be, without blanks, where they are a few known ones; none otherwise."""
+        return ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedTask(Task):

@@ -66,6 +66,10 @@ class BigBenchArithmetic(Task):
         """Whether the first line of the generated text is the answer and nothing else but blanks."""
         return first_line(generated_text) == example.completion.strip()
 
+    def choices(self) -> tuple[str, ...]:
+        """See `Task.choices`."""
+        return tuple("0123456789") if self.modulo else ()
+
     def characters(self) -> str:
         """See `Task.characters`."""
         alphabet = "0123456789+-*()="

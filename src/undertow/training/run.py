@@ -6,6 +6,7 @@ import functools
 import json
 import platform
 import shutil
+import statistics
 import subprocess
 import sys
 from dataclasses import fields
@@ -99,6 +100,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         progress.close()
     if len(held_out):
         trainer.evaluate()
+    log.write(event="end", **trainer.lengths(recipe))
 
     model: Any = trainer.model
     if recipe.lora is not None and recipe.lora.save == "merged":
@@ -132,6 +134,19 @@ class RecipeTrainer(Trainer):
     def __init__(self, section: TrainingSection, **settings: Any) -> None:
         super().__init__(**settings)
         self.section, self.gate_multiplier = section, section.gate_multiplier
+        self.padded: list[int] = []
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.padded.append(inputs["input_ids"].shape[1])
+        return super().training_step(model, inputs, *args, **kwargs)
+
+    def lengths(self, recipe: Recipe) -> dict[str, float]:
+        """The mean number of tokens of a batch, padding included, and of groups that an exact rollout of it goes through."""
+        if not self.padded:
+            return {}
+        lag = 1 if recipe.recurrence is None else getattr(recipe.recurrence, "lag", 1)
+        groups = [1 if recipe.recurrence is None else -(-tokens // lag) for tokens in self.padded]
+        return {"tokens": statistics.mean(self.padded), "groups": statistics.mean(groups)}
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.section.schedule != "cosine_restarts" or self.lr_scheduler is not None:
