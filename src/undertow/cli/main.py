@@ -24,7 +24,9 @@ parameters: how many a recipe would train, without loading any."""
 def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     """The parser. `help_for` names the command whose help is wanted, which costs the import of all settings."""
     main = argparse.ArgumentParser(prog="undertow", description="Recurrence for decoder-only language models.")
-    commands = main.add_subparsers(dest="command", required=True, metavar="train | eval | generate | inspect | bench | demo")
+    commands = main.add_subparsers(
+        dest="command", required=True, metavar="train | eval | generate | chains | inspect | bench | demo"
+    )
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
         epilog = OVERRIDES + settings_help(name) if name == help_for and name in WITH_SETTINGS else None
@@ -49,6 +51,15 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     command.add_argument("prompt")
     command.add_argument("--max-new-tokens", type=int, default=64, help="longest answer in tokens (default 64)")
     command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+
+    command = add(
+        "chains", "Let a run's model write a chain of thought for every problem of its task, to train others with."
+    )
+    command.add_argument("run", type=Path, help="folder of a run that was trained with chain_of_thought")
+    command.add_argument("output", type=Path, help="folder for train.jsonl, valid.jsonl and test.jsonl")
+    command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    command.add_argument("--max-new-tokens", type=int, default=256, help="longest chain in tokens (default 256)")
+    command.add_argument("--batch", type=int, default=64, help="problems at a time (default 64)")
 
     command = add("inspect", INSPECT)
     command.add_argument("what", choices=["fidelity", "choices", "lengths", "latency", "parameters"])
@@ -147,6 +158,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         from undertow.evaluation.run import continue_prompt
 
         print(continue_prompt(options.run, options.prompt, options.max_new_tokens, options.temperature))
+    elif options.command == "chains":
+        from undertow.evaluation.chains import write_chains
+
+        print(write_chains(options.run, options.output, options.temperature, options.max_new_tokens, options.batch))
     elif options.command == "inspect":
         print("\n\n".join(inspect(options, overrides)))
     elif options.command == "bench":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from undertow.errors import ConfigError, DataError
 from undertow.tasks.base import Example, Split, Task, check_split, first_line, paper_prompt, split_of
@@ -50,6 +50,15 @@ class GSM8K(Task):
     """Whether the completion holds the solution steps before the answer."""
     calculator_marks: bool = False
     """Whether steps keep their <<48/2=24>> marks. Steps that consist of such marks only always keep them."""
+    given_chain: bool = False
+    """Whether the prompt holds the chain of thought that `undertow chains` wrote for the question, so that only the final
+    answer is to be found (TurboConn, section 4.8)."""
+
+    def __post_init__(self) -> None:
+        if self.given_chain and self.chain_of_thought:
+            raise ConfigError(
+                "given_chain and chain_of_thought are both set, but a chain is either given or written; unset one"
+            )
 
     def size(self, split: Split) -> int:
         """How many problems the split holds; see `Task.size`."""
@@ -67,10 +76,24 @@ class GSM8K(Task):
             )
         problem = problems[index]
         completion = f" {problem.answer}"
+        if self.given_chain:
+            if problem.chain is None:
+                raise DataError(
+                    f"{self.kind} {split} example {index} has no 'chain', which given_chain asks for; "
+                    "let undertow chains write the files."
+                )
+            text = f"{problem.question}\nReasoning: {problem.chain}"
+            return Example(paper_prompt(_QUESTION, text), completion, len(problem.steps))
         if self.chain_of_thought:
             steps = [step if self.calculator_marks else _without_marks(step) for step in problem.steps]
             completion = f" {problem.separator.join(steps)}\n{_ANSWER_MARK} {problem.answer}"
         return Example(paper_prompt(_QUESTION, problem.question), completion, len(problem.steps))
+
+    def row(self, split: Split, index: int) -> dict[str, Any]:
+        """The problem of an example as a row of a file that this task reads."""
+        self.example(split, index)
+        problem = self._problems(split)[index]
+        return {"question": problem.question, "steps": list(problem.steps), "answer": problem.answer}
 
     def score(self, example: Example, generated_text: str) -> bool:
         """Whether the generated answer is the same number: 1,200 equals 1200.0; `1200 dollars` is no number.
@@ -83,6 +106,12 @@ class GSM8K(Task):
                 return False
         found = _number(first_line(generated_text))
         return found is not None and Decimal(found) == Decimal(_answer_of(example))
+
+    @staticmethod
+    def split_chain(generated_text: str) -> tuple[str, bool]:
+        """The chain of thought in a generated text, without the answer after the last `####`, and whether it has one."""
+        before, mark, _ = generated_text.rpartition(_ANSWER_MARK)
+        return (before if mark else generated_text).strip(), bool(mark)
 
     def characters(self) -> None:
         """None: the problems are free text."""
@@ -112,6 +141,7 @@ class _Problem(NamedTuple):
     steps: tuple[str, ...]
     separator: str
     answer: str
+    chain: str | None = None
 
 
 @lru_cache(maxsize=8)
@@ -176,15 +206,18 @@ def _parse_row(row: object, line: str) -> _Problem:
     if not isinstance(question, str) or not isinstance(answer, str):
         raise ValueError(f"expected an object with the texts 'question' and 'answer', found {_shown(line)}")
     assert isinstance(row, dict)
+    chain = row.get("chain")
+    if chain is not None and not isinstance(chain, str):
+        raise ValueError(f"expected a text as 'chain', found {_shown(str(chain))}")
     if "steps" in row:
         if not isinstance(row["steps"], list) or not all(isinstance(step, str) for step in row["steps"]):
             raise ValueError(f"expected a list of texts as 'steps', found {_shown(str(row['steps']))}")
-        return _Problem(question.strip(), tuple(row["steps"]), " ", _checked(answer))
+        return _Problem(question.strip(), tuple(row["steps"]), " ", _checked(answer), chain)
     solution, mark, number = answer.rpartition(_ANSWER_MARK)
     if not mark:
         raise ValueError(f"expected an answer after '####', found {_shown(answer)}")
     steps = tuple(step.strip() for step in solution.splitlines() if step.strip())
-    return _Problem(question.strip(), steps, "\n", _checked(number))
+    return _Problem(question.strip(), steps, "\n", _checked(number), chain)
 
 
 def _parse_text(line: str) -> _Problem:
