@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, NamedTuple, get_args
 
+from transformers import PreTrainedTokenizerBase
+
 from undertow.errors import ConfigError, DataError
 from undertow.tasks.base import Example, Split, Task, Template, check_split, first_line, paper_prompt
 
@@ -40,7 +42,7 @@ class BigBenchArithmetic(Task):
         if self.template not in get_args(Template):
             raise ConfigError(f"template is {self.template!r}, but must be 'paper' or 'bare'; choose one of them.")
 
-    def size(self, split: Split) -> int:
+    def size(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> int:
         """How many expressions the test split holds; raises ConfigError for the others."""
         return len(self._expressions(split))
 
