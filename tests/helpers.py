@@ -88,7 +88,7 @@ def _unhosted(name: str, seed: int) -> PreTrainedModel:
 
 @functools.cache
 def _hosted(name: str, recurrence: Recurrence, seed: int) -> PreTrainedModel:
-    return randomize(undertow.attach(unhosted(name, seed), recurrence))
+    return randomize(undertow.attach(unhosted(name, seed), recurrence, undertow.Sequential()))
 
 
 def unhosted(name: str, seed: int = 0) -> PreTrainedModel:

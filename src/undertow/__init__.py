@@ -16,12 +16,13 @@ from undertow.errors import (
 )
 from undertow.host import attach, detach, report, set_solver
 from undertow.pathways import T2MLR, SoftToken, TurboConn
-from undertow.solvers import Chunked, Jacobi, Scan, Sequential, SolverReport
+from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential, SolverReport
 
 __version__ = "0.1.0"
 
 __all__ = [
     "T2MLR",
+    "Auto",
     "CheckpointError",
     "Chunked",
     "ConfigError",

@@ -124,6 +124,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = tiny.recipe(
         tmp_path_factory.mktemp("runs"),
         recurrence=tiny.TURBOCONN,
+        solver="sequential",
         training={"steps": 30, "save_every": None},
         evaluation={"lengths": [7, 8], "examples": 8},
     )

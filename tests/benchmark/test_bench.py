@@ -14,6 +14,7 @@ from undertow.benchmark import Bench, bench
 from undertow.benchmark.candidates import MATCHED, count, matched, recurrent, training_candidates, transformer
 from undertow.benchmark.literal import LiteralRollout
 from undertow.benchmark.memory import peak_memory
+from undertow.errors import ConfigError
 from undertow.pathways import Recurrence
 
 SHAPE = {"layers": 4, "width": 32, "head_width": 8, "vocabulary": 50, "tokens": 9, "batch": 2, "prompt": 12, "generated": 3}
@@ -62,3 +63,10 @@ def test_memory_is_measured_in_a_process_of_its_own() -> None:
     small = Bench(layers=2, width=64, head_width=16, vocabulary=50, tokens=64, batch=4, threads=1, recurrence=T2MLR(0, 1))
     large = dataclasses.replace(small, tokens=1024)
     assert peak_memory(large, "transformer") - peak_memory(small, "transformer") > 30 * 2**20
+
+
+def test_only_the_schemes_that_are_asked_for() -> None:
+    asked = dataclasses.replace(settings(T2MLR(1, 2)), only=("scan(2,1)", "auto"))
+    assert list(training_candidates(asked)) == ["transformer", MATCHED, "auto", "scan(2,1)"]
+    with pytest.raises(ConfigError, match=r"only names 'scan\(2\)'"):
+        training_candidates(dataclasses.replace(asked, only=("scan(2)",)))

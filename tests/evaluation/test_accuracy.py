@@ -12,7 +12,7 @@ from torch import nn
 from undertow.errors import ConfigError, DataError
 from undertow.evaluation import Accuracy, accuracy_by_length
 from undertow.evaluation.accuracy import generate
-from undertow.tasks import GSM8K, Example, Parity, character_tokenizer
+from undertow.tasks import GSM8K, Example, GroupTracking, Parity, Text, character_tokenizer
 from undertow.training.build import build
 
 PARITY = Parity(template="bare", max_length=12)
@@ -178,3 +178,96 @@ def test_settings_saved_with_a_model_do_not_change_what_is_measured(hosted: Any)
         assert texts(1.0) == sampled
     finally:
         hosted.generation_config = kept
+
+
+# Labels at every position
+
+CYCLIC = GroupTracking(group="Z60", min_length=3, max_length=9)
+SYMBOLS = character_tokenizer(CYCLIC.characters())
+NUMBERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx"  # as the sums modulo 60 are written
+
+
+class Labeller(nn.Module):
+    """A model that labels with running sums modulo 60, but for those of its tokens that a function says are wrong."""
+
+    def __init__(self, wrong: Callable[[int, int, int], bool] = lambda row, position, length: False) -> None:
+        super().__init__()
+        self.wrong, self.device, self.calls = wrong, torch.device("cpu"), 0
+        self.rows = 0
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, use_cache: bool) -> Any:
+        assert not use_cache and not self.training and not torch.is_grad_enabled()
+        assert torch.equal(attention_mask, (input_ids != SYMBOLS.pad_token_id).long())
+        assert attention_mask[:, 0].all(), "the padding must stand to the right"
+        self.calls += 1
+        logits = torch.zeros(*input_ids.shape, len(SYMBOLS))
+        for row in range(len(input_ids)):
+            text = SYMBOLS.decode(input_ids[row], skip_special_tokens=True)
+            total = 0
+            for position, symbol in enumerate(text):
+                total += NUMBERS.index(symbol)
+                told = total + self.wrong(self.rows, position, len(text))
+                logits[row, position, SYMBOLS.convert_tokens_to_ids(NUMBERS[told % 60])] = 1
+            self.rows += 1
+        return type("Output", (), {"logits": logits})
+
+
+def test_labels_are_compared_at_their_own_positions() -> None:
+    assert accuracy_by_length(Labeller(), SYMBOLS, CYCLIC, [5, 8], examples=12) == [
+        Accuracy(5, 0.0, 12, 12, 60, 60),
+        Accuracy(8, 0.0, 12, 12, 96, 96),
+    ]
+
+
+@pytest.mark.parametrize("batch", [1, 4, 128])
+def test_labels_are_counted_one_by_one_and_whole(batch: int) -> None:
+    """Lengths are mixed, so that batches are padded; each third sequence has its last label wrong, each sixth two."""
+    model = Labeller(lambda row, position, length: row % 3 == 0 and position in (length - 1, 0 if row % 6 == 0 else -1))
+    examples = [CYCLIC.example("test", index) for index in range(12)]
+    assert len({example.length for example in examples}) > 3
+    symbols = sum(example.length for example in examples)
+    model.train()
+    assert accuracy_by_length(model, SYMBOLS, CYCLIC, examples=12, batch=batch) == [
+        Accuracy(None, 0.0, 8, 12, symbols - 6, symbols)
+    ]
+    assert model.calls == -(-12 // batch) and model.training
+
+
+def test_only_the_label_of_the_same_position_is_right() -> None:
+    """Labels that come a position late, as a generating model's would, are wrong."""
+    late = Labeller()
+    original = late.forward
+    late.forward = lambda **inputs: type("Output", (), {"logits": original(**inputs).logits.roll(1, dims=1)})  # type: ignore
+    (result,) = accuracy_by_length(late, SYMBOLS, CYCLIC, [9], examples=20)
+    assert result.correct == 0 and result.symbol_share is not None and result.symbol_share < 0.1
+
+
+def test_a_padded_hosted_model_labels_as_its_rows_alone() -> None:
+    task = {"kind": "group_tracking", "group": "S3", "min_length": 3, "max_length": 12}
+    recipe = tiny.recipe(Path("unused"), task=task, recurrence=tiny.T2MLR)
+    model, tokenizer = build(recipe, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.4 * torch.randn(parameter.shape, generator=generator))
+    found = [accuracy_by_length(model, tokenizer, recipe.task, examples=24, batch=batch) for batch in (1, 5, 24)]
+    assert found[0] == found[1] == found[2]
+    assert 0 < (found[0][0].right_symbols or 0) < (found[0][0].symbols or 0)
+
+
+def test_nothing_is_sampled_for_labels_and_text_has_neither(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"temperature is 0\.5, but nothing is sampled for group_tracking; leave it out"):
+        accuracy_by_length(Labeller(), SYMBOLS, CYCLIC, [5], temperature=0.5)
+    path = tmp_path / "a.txt"
+    path.write_text("0123\n" * 30)
+    task = Text((str(path),))
+    with pytest.raises(ConfigError, match="no prompts with answers"):
+        accuracy_by_length(Labeller(), character_tokenizer(task.characters()), task)
+
+
+def test_results_are_added_up() -> None:
+    labels = [Accuracy(4, 0.0, 1, 3, 9, 12), Accuracy(4, 0.0, 2, 5, 11, 20)]
+    assert Accuracy.together(labels) == Accuracy(4, 0.0, 3, 8, 20, 32)
+    assert Accuracy.together(labels).symbol_share == 0.625
+    answers = Accuracy.together([Accuracy(None, 1.0, 1, 3), Accuracy(None, 1.0, 2, 5)])
+    assert answers == Accuracy(None, 1.0, 3, 8) and answers.symbol_share is None

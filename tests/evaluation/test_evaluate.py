@@ -1,6 +1,7 @@
 """Evaluating finished runs, one seed or several, and the demo."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,67 @@ def test_unfinished_runs_are_told_apart_from_none(finished: Path, tmp_path: Path
     ):
         with pytest.raises(CheckpointError, match=f"is no finished run: {expected}"):
             evaluate(folder, [])
+
+
+# Tasks that nothing is generated for
+
+
+def test_a_run_on_labels_is_trained_and_evaluated(tmp_path: Path) -> None:
+    recipe = tiny.recipe(
+        tmp_path,
+        task={"kind": "group_tracking", "group": "S3", "min_length": 4, "max_length": 6},
+        recurrence=tiny.T2MLR,
+        training={"steps": 30, "batch": 16, "save_every": None},
+        evaluation={"lengths": [6, 9], "examples": 16},
+    )
+    for seed in (0, 1):
+        folder = train(recipe, seed)
+    losses = list(tiny.losses(folder).values())
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    text = evaluate(folder.parent, [])
+    both = [results(folder.with_name(f"seed-{seed}")) for seed in (0, 1)]
+    assert [row[0] for row in cells(text)] == ["6", "9"]
+    for row, first, second in zip(cells(text), *both, strict=True):
+        assert first["total"] == 16 and first["symbols"] == 16 * first["length"]
+        right, symbols = (first[key] + second[key] for key in ("right_symbols", "symbols"))
+        assert 0 < right < symbols
+        assert row[2:4] == [str(first["correct"] + second["correct"]), "32"]
+        assert row[5] == f"{100 * right / symbols:.1f}%"
+    assert (folder.parent / "accuracy.png").is_file()
+    with pytest.raises(ConfigError, match=r"evaluation\.temperature is set, but nothing is generated for group_tracking"):
+        evaluate(folder, ["--evaluation.temperature=1"])
+
+
+def test_a_run_on_text_is_trained_and_evaluated(tmp_path: Path) -> None:
+    path = tmp_path / "squares.txt"
+    path.write_text("".join(f"{number * number}\n" for number in range(400)))
+    recipe = tiny.recipe(
+        tmp_path,
+        task={"kind": "text", "files": [str(path)], "context": 16},
+        recurrence=tiny.T2MLR,
+        training={"steps": 30, "batch": 8, "save_every": None},
+        evaluation={"lengths": [], "examples": 5},
+    )
+    folder = train(recipe, 0)
+    losses = list(tiny.losses(folder).values())
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    text = evaluate(folder.parent, [])
+    found = json.loads((folder / "loss.json").read_text())
+    assert found["tokens"] == 5 * 15 and found["windows"] == 5
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+    assert found["loss"] == pytest.approx(losses[-1], rel=0.3)
+    assert cells(text) == [["seed-0", f"{found['loss']:.4f}", f"{found['perplexity']:.3f}", "75", "5", str(found["of"])]]
+    assert sorted(each.name for each in folder.parent.iterdir()) == ["seed-0"]
+    assert not (folder / "accuracy.json").exists()
+    assert set(continue_prompt(folder, "12", 8, 0)) <= set("0123456789\n")
+    other = tmp_path / "cubes.txt"
+    other.write_text("".join(f"{number**3}\n" for number in range(400)))
+    assert cells(evaluate(folder, [f"--task.files=[{other}]"]))[0][1] != f"{found['loss']:.4f}"
+    assert json.loads((folder / "loss-text.json").read_text())["loss"] != found["loss"]
+    assert json.loads((folder / "loss.json").read_text()) == found, "the run's own results are another file's"
+    path.unlink()
+    with pytest.raises(DataError, match=r"squares\.txt cannot be read"):
+        evaluate(folder, [])
 
 
 # Continuing a prompt

@@ -36,6 +36,13 @@ def test_accuracy_table_tells_length_and_decoding() -> None:
     ]
 
 
+def test_accuracy_by_symbol_has_a_column_where_there_is_any() -> None:
+    text = accuracy_table([Accuracy(8, 0.0, 1, 3, 20, 24), Accuracy(16, 0.0, 0, 3)])
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert rows[0] == ["length", "decoding", "right", "of", "accuracy", "by symbol"]
+    assert rows[2:] == [["8", "greedy", "1", "3", "33.3%", "83.3%"], ["16", "greedy", "0", "3", "0.0%", ""]]
+
+
 def test_percent() -> None:
     assert [percent(share) for share in (0, 0.5, 0.9996, 1)] == ["0.0%", "50.0%", "100.0%", "100.0%"]
 

@@ -38,7 +38,7 @@ def build(key_heads: int, recurrence: Recurrence | None = None) -> LlamaForCausa
         num_key_value_heads=key_heads,
     )
     model = LlamaForCausalLM(config).train()
-    return model if recurrence is None else randomize(undertow.attach(model, recurrence))  # type: ignore[return-value]
+    return model if recurrence is None else randomize(undertow.attach(model, recurrence, undertow.Sequential()))  # type: ignore[return-value]
 
 
 class Kept:

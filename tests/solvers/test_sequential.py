@@ -245,7 +245,7 @@ def test_training_one_layer_alone(pathway: str) -> None:
 @pytest.mark.parametrize("pathway", ["turboconn-3", "t2mlr-whole"])
 def test_an_untrained_recurrence_learns(pathway: str) -> None:
     """Zero at the start, and not stuck there: the papers' initialisation gives the recurrence a gradient."""
-    model = undertow.attach(unhosted("llama"), PATHWAYS[pathway])
+    model = undertow.attach(unhosted("llama"), PATHWAYS[pathway], undertow.Sequential())
     found = {key: g for key, g in gradients(model).items() if "recurrence" in key}
     assert any(float(g.abs().max()) > 0 for g in found.values())
     optimiser = torch.optim.Adam(recurrent_parameters(model).values(), lr=0.01)

@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from undertow.errors import ConfigError, DataError
-from undertow.tasks import GSM8K, Parity, Task, character_tokenizer, encode
+from undertow.tasks import GSM8K, GroupTracking, Parity, Task, Text, character_tokenizer, encode
 from undertow.training.data import BUCKET_BATCHES, bucketed, training_set
 from undertow.training.recipe import TrainingSection
 
@@ -89,6 +89,29 @@ def test_a_last_pass_may_be_cut_short(problems: GSM8K) -> None:
     order = items(problems, TrainingSection(steps=5, batch=10, bucket_by_length=False), 0, TEXT)
     assert len(order) == 50
     assert max(Counter(order).values()) == 2
+
+
+def test_windows_of_text_are_reshuffled_every_pass_too(tmp_path: Path) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"{number}\n" for number in range(300)))
+    task = Text((str(path),), context=32)
+    windows = task.size("train", TEXT)
+    assert windows > 20
+    for bucket in (True, False):
+        section = TrainingSection(steps=2, batch=windows, bucket_by_length=bucket)
+        passes = batches(items(task, section, 0, TEXT), windows)
+        everything = {tuple(task.encode("train", i, TEXT)["input_ids"]) for i in range(windows)}
+        assert len(everything) == windows
+        assert [Counter(each) for each in passes] == [Counter(everything)] * 2
+        assert passes[0] != passes[1]
+        assert items(task, section, 0, TEXT) != items(task, section, 1, TEXT)
+
+
+def test_each_seed_draws_group_elements_of_its_own() -> None:
+    task = GroupTracking(group="S3", min_length=20, max_length=24)
+    tokenizer = character_tokenizer(task.characters())
+    drawn = [set(items(task, SECTION, seed, tokenizer)) for seed in (0, 1)]
+    assert len(drawn[0] | drawn[1]) == 2 * 40
 
 
 # Examples that are too long

@@ -12,7 +12,7 @@ from undertow import SoftToken, TurboConn
 from undertow.config import describe, from_mapping, load_yaml, save_yaml, to_mapping
 from undertow.config_help import field_docs, field_types, sections_of
 from undertow.errors import ConfigError
-from undertow.tasks import GSM8K, Parity
+from undertow.tasks import GSM8K, Parity, Text
 from undertow.training import Recipe
 from undertow.training.build import build
 from undertow.training.recipe import EvaluationSection, LoRASection, ModelSection, TrainingSection
@@ -51,8 +51,11 @@ def test_shipped_recipe_is_valid_and_survives_being_saved(path: Path, tmp_path: 
     [path for path in SHIPPED if "path" not in (load_yaml(path).get("model") or {})],
     ids=lambda path: str(path.relative_to(RECIPES)),
 )
-def test_shipped_recurrence_fits_its_model(path: Path) -> None:
+def test_shipped_recurrence_fits_its_model(path: Path, tmp_path: Path) -> None:
     recipe = load_recipe(path, [])
+    if isinstance(recipe.task, Text):  # such a recipe is given its files on the command line
+        (tmp_path / "a.txt").write_text("abc\n")
+        recipe = load_recipe(path, [f"--task.files=[{tmp_path / 'a.txt'}]"])
     model, _ = build(recipe, seed=0)
     assert any(".recurrence." in name for name, _ in model.named_parameters()) == (recipe.recurrence is not None)
 
@@ -115,7 +118,11 @@ def test_overrides_change_what_they_name_and_nothing_else(tmp_path: Path) -> Non
         ({"model": {"layer": 3}}, "unknown key model.layer; did you mean 'layers'?"),
         ({"evaluation": {"length": [3]}}, "unknown key evaluation.length; did you mean 'lengths'?"),
         ({"task": {"kind": "parity", "max_lenght": 3}}, "unknown key task.max_lenght; did you mean 'max_length'?"),
-        ({"task": "party"}, "got 'party'; did you mean 'parity'?"),
+        (
+            {"task": "party"},
+            "expected one of parity, arithmetic, bbh-arithmetic, group_tracking, gsm8k, text, got 'party'; "
+            "did you mean 'parity'?",
+        ),
         ({"recurrence": {"kind": "t2mlr", "first_layer": 0, "lastlayer": 1}}, "unknown key recurrence.lastlayer"),
         ({"training": {"schedule": "cosin"}}, "did you mean 'cosine'?"),
         ({"training": {"steps": 0}}, "training: steps is 0; use 1 or more"),
@@ -140,6 +147,20 @@ def test_overrides_change_what_they_name_and_nothing_else(tmp_path: Path) -> Non
         ({"name": "a/b"}, "name is 'a/b'"),
         ({"name": ".hidden"}, "name is '.hidden'"),
         ({"task": "gsm8k", "evaluation": {"lengths": [3]}}, "evaluation.lengths is set, but gsm8k reads a file as it is"),
+        ({"task": "text", "evaluation": {"lengths": [3]}}, "evaluation.lengths is set, but text reads a file as it is"),
+        (
+            {"task": "group_tracking", "evaluation": {"temperature": 1}},
+            "evaluation.temperature is set, but nothing is generated for group_tracking, which is measured by its labels",
+        ),
+        (
+            {"task": "text", "evaluation": {"max_new_tokens": 1}},
+            "evaluation.max_new_tokens is set, but nothing is generated for text, which is measured by its loss; remove it",
+        ),
+        (
+            {"task": {"kind": "group_tracking", "group": "A6"}},
+            "task.group: expected one of 'S3', 'S5', 'A5', 'Z60', 'A4xZ5'",
+        ),
+        ({"task": {"kind": "text", "files": "a.txt"}}, "task.files: expected [text, ...], got 'a.txt'"),
         ({"recurrence": {"kind": "turboconn", "connections": [[0, 1]]}}, "recurrence: connection 0 -> 1 goes up"),
         ({"recurrence": {"kind": "turboconn", "connections": [[1, 0]], "lag": 0}}, "recurrence: lag is 0"),
         ({"solver": {"kind": "sequential", "gradient": "truncated(0)"}}, "solver: gradient is "),

@@ -104,13 +104,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_resumed_equals_uninterrupted(
     kind: str, base: Path, uninterrupted: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    auto = {"kind": "auto", "rollout_cost": 2.0}  # not by the clock
     changes: dict[str, Any] = {
-        "turboconn": {"recurrence": tiny.TURBOCONN},
-        "t2mlr": {"recurrence": tiny.T2MLR, "training": {"gate_multiplier": 20}},
+        "turboconn": {"recurrence": tiny.TURBOCONN, "solver": "sequential"},
+        "t2mlr": {"recurrence": tiny.T2MLR, "solver": auto, "training": {"gate_multiplier": 20}},
         "plain with dropout": {"model": {"architecture": "gpt2"}},
         "lora with dropout": {
             "model": {"path": str(base)},
             "recurrence": tiny.T2MLR,
+            "solver": auto,
             "lora": {"rank": 4, "dropout": 0.2},
             "training": {"gate_multiplier": 20},
         },

@@ -84,7 +84,7 @@ def measure_length(
     temperatures: Sequence[float],
     split: Split,
 ) -> Choices:
-    size = task.size(split)
+    size = task.size(split, tokenizer)
     count = examples if size is None else min(examples, size)
     asked = [task.example(split, index, length) for index in range(count)]
     eliminated = right_eliminated = greedy = 0

@@ -14,7 +14,6 @@ from undertow.evaluation.report import table
 from undertow.evaluation.run import seed_folders
 from undertow.files import write_text
 from undertow.tasks import PadCollator
-from undertow.tasks.encode import encode
 from undertow.training.build import count_parameters, load, outline, quiet_libraries
 from undertow.training.recipe import Recipe
 from undertow.training.run import MODEL, RECIPE, load_recipe
@@ -33,7 +32,9 @@ def inspect_fidelity(run: Path, examples: int) -> str:
     folder = seed_folders(run)[0]
     recipe = from_mapping(Recipe, load_yaml(folder / RECIPE))
     model, tokenizer = load(str(folder / MODEL))
-    batch = PadCollator(tokenizer)([encode(recipe.task.example("valid", i), tokenizer) for i in range(examples)])
+    size = recipe.task.size("valid", tokenizer)
+    numbers = range(examples if size is None else min(examples, size))
+    batch = PadCollator(tokenizer)([recipe.task.encode("valid", number, tokenizer) for number in numbers])
     found = measure_fidelity(model.train(), batch)
     return f"{fidelity_table(found)}\n\n{recommendation(found)}"
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from undertow.benchmark.literal import LiteralRollout
 from undertow.benchmark.settings import Bench
+from undertow.errors import ConfigError, nearest
 from undertow.host import attach, set_solver
 from undertow.host.attach import find_attachment
 from undertow.pathways import T2MLR
-from undertow.solvers import Chunked, Jacobi, Scan, Sequential, Solver
+from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential, Solver
 
+T = TypeVar("T")
 MATCHED = "transformer, as many parameters"
 
 
@@ -68,6 +70,7 @@ def matched(bench: Bench) -> Any:
 def training_solvers(bench: Bench) -> dict[str, Solver]:
     """Our training schemes, and T²MLR's own for T²MLR."""
     ours: dict[str, Solver] = {
+        "auto": Auto(),
         "exact": Sequential(),
         "exact states, adjoint(1)": Sequential("adjoint(1)"),
         "scan(2,1)": Scan(2, 1),
@@ -97,4 +100,16 @@ def training_candidates(bench: Bench) -> dict[str, Callable[[], Any]]:
         **{name: partial(recurrent, bench, solver) for name, solver in training_solvers(bench).items()},
         "exact, the paper's loop taken literally": lambda: LiteralRollout(recurrent(bench)),
     }
-    return makers
+    return chosen(bench, makers)
+
+
+def chosen(bench: Bench, makers: dict[str, T]) -> dict[str, T]:
+    """Those of the candidates that are asked for, and the Transformers.
+
+    Raises:
+        ConfigError: there is none of a name.
+    """
+    for name in bench.only:
+        if name not in makers:
+            raise ConfigError(f"only names {name!r}{nearest(name, makers)}; there are {', '.join(makers)}")
+    return {name: make for name, make in makers.items() if not bench.only or "transformer" in name or name in bench.only}

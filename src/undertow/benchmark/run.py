@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,9 @@ def bench(settings: Bench, output: Path) -> str:
         for name, timing in candidates.items():
             unit = f"{timing.seconds / 2**20:.0f} MiB" if "memory" in measure else f"{1000 * timing.seconds:.1f} ms"
             spread = "" if "memory" in measure else f"{timing.low:.2f} to {timing.high:.2f}"
-            rows.append([measure, name, unit, f"{timing.ratio:.2f}", spread])
-    text = table(["measure", "candidate", "median", f"over the {MATCHED}", "spread"], rows)
+            error = "" if timing.error is None else f"{timing.error:.1e}"
+            rows.append([measure, name, unit, f"{timing.ratio:.2f}", spread, error])
+    text = table(["measure", "candidate", "median", f"over the {MATCHED}", "spread", "logits off by"], rows)
     plain = {measure: {n: dataclasses.asdict(t) for n, t in found.items()} for measure, found in results.items()}
     record = {"settings": to_mapping(settings), "versions": versions(), "threads": torch.get_num_threads(), "results": plain}
     write_text(output / "bench.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
@@ -64,18 +66,19 @@ def train_step(settings: Bench) -> dict[str, Timing]:
 
 def prefill(settings: Bench) -> dict[str, Timing]:
     ids = torch.randint(0, settings.vocabulary, (1, settings.prompt), device=settings.device)
-    models = {MATCHED: matched(settings)}
-    models |= {name: recurrent(settings, prefill=solver) for name, solver in prefill_solvers().items()}
+    models = {MATCHED: matched(settings).eval()}
+    models |= {name: recurrent(settings, prefill=solver).eval() for name, solver in prefill_solvers().items()}
 
-    def step(model: Any) -> Any:
-        @torch.inference_mode()
-        def run() -> None:
-            model(input_ids=ids, use_cache=True, logits_to_keep=1)
+    @torch.inference_mode()
+    def logits(model: Any, kept: int = 1) -> torch.Tensor:
+        found: torch.Tensor = model(input_ids=ids, use_cache=True, logits_to_keep=kept).logits
+        return found
 
-        return run
-
-    steps = {name: step(model.eval()) for name, model in models.items()}
-    return interleaved(steps, MATCHED, settings.rounds, settings.device)
+    steps = {name: partial(logits, model) for name, model in models.items()}
+    timings = interleaved(steps, MATCHED, settings.rounds, settings.device)
+    exact = logits(models["exact"], settings.prompt)
+    errors = {name: float((logits(models[name], settings.prompt) - exact).abs().max()) for name in prefill_solvers()}
+    return {name: dataclasses.replace(timing, error=errors.get(name)) for name, timing in timings.items()}
 
 
 def decode(settings: Bench) -> dict[str, Timing]:

@@ -39,6 +39,8 @@ class Bench:
     """Length of the prompt to prefill, one row."""
     generated: int = 64
     """Tokens to generate after a prompt of 16, one row."""
+    only: tuple[str, ...] = ()
+    """Train only these schemes beside the Transformers, by name, such as [exact, "scan(2,1)"]; all if left out."""
     rounds: int = 5
     """How often each candidate is timed; they take turns, and the first round only warms up."""
     threads: int | None = None

@@ -21,12 +21,14 @@ class Timing:
         seconds: the median.
         ratio: the median of the ratios to the reference, round by round.
         low, high: the smallest and the largest of these ratios.
+        error: the largest difference of a prefill's logits to the exact rollout's.
     """
 
     seconds: float
     ratio: float
     low: float
     high: float
+    error: float | None = None
 
 
 def interleaved(steps: Mapping[str, Callable[[], Any]], reference: str, rounds: int, device: str) -> dict[str, Timing]:

@@ -12,7 +12,7 @@ from typing import Any
 from undertow.errors import UndertowError
 
 OVERRIDES = "Settings, given as --key=value or --section.key=value; for a recipe they go before what its file says:\n\n"
-WITH_SETTINGS = ("train", "eval", "inspect", "bench")
+WITH_SETTINGS = ("train", "eval", "study", "inspect", "bench")
 INSPECT = """Look into finished runs.
 fidelity: each solver's loss and gradient against the exact rollout's.
 choices: how many possible answers a model rules out, and the accuracy to expect when sampling.
@@ -25,7 +25,7 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     """The parser. `help_for` names the command whose help is wanted, which costs the import of all settings."""
     main = argparse.ArgumentParser(prog="undertow", description="Recurrence for decoder-only language models.")
     commands = main.add_subparsers(
-        dest="command", required=True, metavar="train | eval | generate | chains | inspect | bench | demo"
+        dest="command", required=True, metavar="train | eval | study | generate | chains | inspect | bench | demo"
     )
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
@@ -45,6 +45,9 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
         metavar="FILE",
         help="test on all of this file: short for --task.test=FILE, no lengths and as many examples as there are",
     )
+
+    command = add("study", "Train and evaluate every combination of some choices with every seed: a table and a figure.")
+    command.add_argument("study", type=Path, help="YAML file")
 
     command = add("generate", "Continue a prompt with a run's model, or with any saved model.")
     command.add_argument("run", type=Path, help="folder of a run, of one of its seeds, or of a model")
@@ -86,6 +89,10 @@ def settings_help(command: str) -> str:
         from undertow.benchmark import Bench
 
         return describe(Bench)
+    if command == "study":
+        from undertow.evaluation.study import Study
+
+        return describe(Study)
     from undertow.training.recipe import Recipe
 
     return describe(Recipe)
@@ -154,6 +161,11 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
             whole = ["--evaluation.lengths=[]", f"--evaluation.examples={sys.maxsize}"]
             data = [f"--task.test={json.dumps(str(options.data))}", *whole]
         print(evaluate(options.run, [*data, *overrides]))
+    elif options.command == "study":
+        from undertow.config import apply_overrides, from_mapping, load_yaml
+        from undertow.evaluation.study import Study, study
+
+        print(study(from_mapping(Study, apply_overrides(load_yaml(options.study), overrides))))
     elif options.command == "generate":
         from undertow.evaluation.run import continue_prompt
 

@@ -1,8 +1,9 @@
-"""Exact-match accuracy of generated answers, by length."""
+"""Exact-match accuracy by length: of generated answers, or of the labels of a whole sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from undertow.tasks import Example, Split, Task
-from undertow.tasks.encode import encode, encode_prompt
+from undertow.errors import ConfigError
+from undertow.tasks import Example, PadCollator, Split, Task
+from undertow.tasks.encode import IGNORED, encode, encode_prompt
 
 
 @dataclass(frozen=True)
@@ -21,16 +23,40 @@ class Accuracy:
     Attributes:
         length: the task's own size; None for a whole data set.
         temperature: of the sampling; 0 for greedy answers.
+        correct, total: answers, or sequences all of whose labels are right.
+        right_symbols, symbols: single labels; None for generated answers.
     """
 
     length: int | None
     temperature: float
     correct: int
     total: int
+    right_symbols: int | None = None
+    symbols: int | None = None
 
     @property
     def share(self) -> float:
         return self.correct / self.total
+
+    @property
+    def symbol_share(self) -> float | None:
+        if self.right_symbols is None or self.symbols is None:
+            return None
+        return self.right_symbols / self.symbols
+
+    @staticmethod
+    def together(results: Sequence[Accuracy]) -> Accuracy:
+        """The accuracy of several results of one length and temperature, such as those of several seeds."""
+        counts = [[r.right_symbols, r.symbols] for r in results if r.right_symbols is not None and r.symbols is not None]
+        right_symbols, symbols = (sum(each) for each in zip(*counts, strict=True)) if counts else (None, None)
+        return Accuracy(
+            results[0].length,
+            results[0].temperature,
+            sum(result.correct for result in results),
+            sum(result.total for result in results),
+            right_symbols,
+            symbols,
+        )
 
 
 def accuracy_by_length(
@@ -45,18 +71,26 @@ def accuracy_by_length(
     split: Split = "test",
     seed: int = 0,
 ) -> list[Accuracy]:
-    """Generate an answer to `examples` prompts of each length and score them; without lengths, to a data set's first ones.
+    """Ask for `examples` answers of each length and score them; without lengths, for those to a data set's first ones.
 
-    Prompts are left-padded and generated for `batch` at a time. A temperature of 0 is greedy decoding.
+    Answers are generated: prompts are left-padded and generated for `batch` at a time. A temperature of 0 is greedy
+    decoding. Where a task has a label at every position, the likeliest ones of `batch` teacher-forced sequences are
+    compared at a time; nothing is generated then, so `max_new_tokens` and `seed` play no part.
 
     Raises:
         DataError: the split has no example of a length.
+        ConfigError: a temperature for a task with labels, or a task that has neither answers nor labels.
     """
+    if task.measured_by == "labels" and temperature:
+        raise ConfigError(f"temperature is {temperature:g}, but nothing is sampled for {task.kind}; leave it out")
     results = []
     for length in lengths or (None,):
-        size = task.size(split)
+        size = task.size(split, tokenizer)
         count = examples if size is None else min(examples, size)
         asked = [task.example(split, index, length) for index in range(count)]
+        if task.measured_by == "labels":
+            results.append(label_accuracy(model, tokenizer, asked, batch, length))
+            continue
         generator_state = torch.random.get_rng_state()
         torch.manual_seed(seed)
         answers = generate(model, tokenizer, asked, batch, temperature, max_new_tokens)
@@ -64,6 +98,26 @@ def accuracy_by_length(
         correct = sum(task.score(example, answer) for example, answer in zip(asked, answers, strict=True))
         results.append(Accuracy(length, temperature, correct, count))
     return results
+
+
+def label_accuracy(
+    model: Any, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], batch: int, length: int | None
+) -> Accuracy:
+    """The accuracy of the likeliest label at every position of aligned examples."""
+    collate = PadCollator(tokenizer)
+    correct = right_symbols = symbols = 0
+    with evaluating(model):
+        for start in progress(range(0, len(examples), batch), "labelling"):
+            items = collate([encode(example, tokenizer) for example in examples[start : start + batch]])
+            inputs = {name: items[name].to(model.device) for name in ("input_ids", "attention_mask")}
+            predicted = model(**inputs, use_cache=False).logits[:, :-1].argmax(-1).cpu()
+            labels = items["labels"][:, 1:]  # as the loss has it
+            labelled = labels != IGNORED
+            right = (predicted == labels) & labelled
+            correct += int((right.sum(-1) == labelled.sum(-1)).sum())
+            right_symbols += int(right.sum())
+            symbols += int(labelled.sum())
+    return Accuracy(length, 0.0, correct, len(examples), right_symbols, symbols)
 
 
 def generate(
@@ -83,11 +137,8 @@ def generate(
     if temperature > 0:
         sampling |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
     answers: list[str] = []
-    training = model.training
-    model.eval()
-    starts = range(0, len(examples), batch)
-    with torch.inference_mode():
-        for start in tqdm(starts, desc="generating", unit="batch", leave=False, disable=len(starts) < 3):
+    with evaluating(model):
+        for start in progress(range(0, len(examples), batch), "generating"):
             inputs = tokenizer.pad(
                 {"input_ids": prompts[start : start + batch]}, padding_side="left", return_tensors="pt"
             ).to(model.device)
@@ -95,5 +146,22 @@ def generate(
                 **inputs, max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id, use_cache=True, **sampling
             )
             answers += tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    model.train(training)
     return answers
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Evaluation mode without gradients, in which states are exact unless a prefill solver is set; then the mode before."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(training)
+
+
+def progress(batches: Sequence[int], description: str) -> Iterable[int]:
+    """The batches, with a progress bar if there are several."""
+    bar: Iterable[int] = tqdm(batches, desc=description, unit="batch", leave=False, disable=len(batches) < 3)
+    return bar

@@ -32,20 +32,22 @@ def percent(share: float) -> str:
 
 
 def accuracy_table(results: Sequence[Accuracy]) -> str:
-    """Accuracy by length and kind of decoding."""
-    return table(
-        ["length", "decoding", "right", "of", "accuracy"],
-        [
-            [
-                "all" if result.length is None else result.length,
-                "greedy" if result.temperature == 0 else f"temperature {result.temperature:g}",
-                result.correct,
-                result.total,
-                percent(result.share),
-            ]
-            for result in results
-        ],
-    )
+    """Accuracy by length and kind of decoding, and of single symbols where they were counted."""
+    header = ["length", "decoding", "right", "of", "accuracy"]
+    by_symbol = any(result.symbol_share is not None for result in results)
+    rows = []
+    for result in results:
+        row: list[object] = [
+            "all" if result.length is None else result.length,
+            "greedy" if result.temperature == 0 else f"temperature {result.temperature:g}",
+            result.correct,
+            result.total,
+            percent(result.share),
+        ]
+        if by_symbol:
+            row.append("" if result.symbol_share is None else percent(result.symbol_share))
+        rows.append(row)
+    return table([*header, "by symbol"] if by_symbol else header, rows)
 
 
 def accuracy_figure(
@@ -92,6 +94,35 @@ def new_axes() -> tuple[Any, Any]:
 
 def save_figure(figure: Any, path: Path) -> None:
     """Write a figure as a PNG, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.writing")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(temporary, format="png")
+    temporary.replace(path)
+
+
+def curves_figure(
+    curves: Mapping[tuple[str, ...], Sequence[Sequence[tuple[int, float]]]], path: Path, title: str, unit: str
+) -> None:
+    """Curves of a measure against the training step as a PNG: a panel for each first label, a line a seed.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError('figures need matplotlib; install it with: pip install "undertow[train]"') from error
+    panels = list(dict.fromkeys(labels[0] if len(labels) > 1 else "" for labels in curves))
+    figure = Figure(figsize=(max(7, 4.5 * len(panels)), 4), dpi=150, layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True):
+        own = {labels: seeds for labels, seeds in curves.items() if len(labels) == 1 or labels[0] == panel}
+        for number, (labels, seeds) in enumerate(own.items()):
+            for seed, points in enumerate(seeds):
+                name = ", ".join(labels[1:] or labels) if seed == 0 else None
+                axes.plot(*zip(*points, strict=True), color=f"C{number % 10}", linewidth=1, alpha=0.8, label=name)
+        axes.set(title=panel or title, xlabel="step", ylabel=unit)
+        axes.grid(alpha=0.25)
+        axes.legend(fontsize="small")
     temporary = path.with_name(f".{path.name}.writing")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(temporary, format="png")

@@ -1,4 +1,4 @@
-"""Evaluate finished runs: accuracy by length, greedy and sampled, as a table, JSON and a figure."""
+"""Evaluate finished runs: accuracy by length as a table, JSON and a figure, or the loss a token."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from undertow.config import apply_overrides, from_mapping, load_yaml
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.evaluation.accuracy import Accuracy, accuracy_by_length, generate
+from undertow.evaluation.loss import Loss, loss_per_token, loss_table
 from undertow.evaluation.report import accuracy_figure, accuracy_table
 from undertow.files import write_text
 from undertow.tasks import Example, encode_prompt
@@ -36,26 +37,33 @@ def seed_folders(run: Path) -> list[Path]:
 def evaluate(run: Path, overrides: list[str]) -> str:
     """Evaluate every seed of a run by its recipe, with `overrides` applied; writes the results and returns a table."""
     quiet_libraries()
+    folders = seed_folders(run)
+    recipes = [from_mapping(Recipe, apply_overrides(load_yaml(folder / RECIPE), overrides)) for folder in folders]
+    recipe = recipes[-1]
+    if recipe.task.measured_by == "loss":
+        losses = {
+            folder.name: evaluate_loss(folder, recipe, suffix_of(folder, recipe))
+            for folder, recipe in zip(folders, recipes, strict=True)
+        }
+        return f"{recipe.name}\n\n{loss_table(losses)}"
     pooled: dict[tuple[int | None, float], list[Accuracy]] = defaultdict(list)
     curves = {}
-    folders = seed_folders(run)
-    for folder in folders:
-        recipe = from_mapping(Recipe, apply_overrides(load_yaml(folder / RECIPE), overrides))
-        trained = from_mapping(Recipe, load_yaml(folder / RECIPE)).task
-        results = evaluate_folder(folder, recipe, "" if recipe.task == trained else f"-{recipe.task.kind}")
-        greedy = [result for result in results if result.temperature == 0 and result.length is not None]
-        curves[folder.name] = greedy
+    for folder, recipe in zip(folders, recipes, strict=True):
+        results = evaluate_folder(folder, recipe, suffix_of(folder, recipe))
+        curves[folder.name] = [result for result in results if result.temperature == 0 and result.length is not None]
         for result in results:
             pooled[result.length, result.temperature].append(result)
     if all(curves.values()):
         longest = getattr(recipe.task, "max_length", None) or getattr(recipe.task, "max_operands", None)
         accuracy_figure(curves, run / "accuracy.png", recipe.name, f"{recipe.task.kind}: length", longest)
-    summed = [
-        Accuracy(length, temperature, sum(r.correct for r in results), sum(r.total for r in results))
-        for (length, temperature), results in pooled.items()
-    ]
     seeds = f" ({len(folders)} seeds together)" if len(folders) > 1 else ""
-    return f"{recipe.name}{seeds}\n\n{accuracy_table(summed)}"
+    return f"{recipe.name}{seeds}\n\n{accuracy_table([Accuracy.together(results) for results in pooled.values()])}"
+
+
+def suffix_of(folder: Path, recipe: Recipe) -> str:
+    """What the names of a recipe's results end in: its task's kind, if the folder's model was trained on another task."""
+    trained = from_mapping(Recipe, load_yaml(folder / RECIPE)).task
+    return "" if recipe.task == trained else f"-{recipe.task.kind}"
 
 
 def evaluate_folder(folder: Path, recipe: Recipe, suffix: str = "") -> list[Accuracy]:
@@ -79,6 +87,16 @@ def evaluate_folder(folder: Path, recipe: Recipe, suffix: str = "") -> list[Accu
         folder / f"accuracy{suffix}.json", json.dumps([dataclasses.asdict(result) for result in results], indent=1) + "\n"
     )
     return results
+
+
+def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "") -> Loss:
+    """The loss a token of one seed's model on its task's test split, also written to `loss.json` in its folder, with a
+    suffix for another text."""
+    model, tokenizer = load(str(folder / MODEL))
+    loss = loss_per_token(model, tokenizer, recipe.task, recipe.evaluation.examples, recipe.evaluation.batch)
+    written = dataclasses.asdict(loss) | {"perplexity": loss.perplexity}
+    write_text(folder / f"loss{suffix}.json", json.dumps(written, indent=1) + "\n")
+    return loss
 
 
 def continue_prompt(run: Path, prompt: str, max_new_tokens: int, temperature: float) -> str:

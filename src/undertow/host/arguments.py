@@ -73,6 +73,11 @@ def find_cache(call: Call) -> Cache | None:
     return next((value for _, value in leaves(call) if isinstance(value, Cache)), None)
 
 
+def first_mask(call: Call, layout: CallLayout) -> Any:
+    """The first attention mask among the arguments; None where there is none."""
+    return next((value for path, value in leaves(call) if path in layout.masks), None)
+
+
 def learn_layout(name: str, calls: list[Call], lengths: list[int]) -> CallLayout:
     """Compare the same layer's calls in forwards that differ only in their numbers of new and of cached tokens."""
     layout = CallLayout()

@@ -24,7 +24,7 @@ from undertow.host.stack import Stack, current_forward
 from undertow.host.support import check_config, find_stack
 from undertow.host.vocabulary import ExpectedEmbedding
 from undertow.pathways.base import Pathway, Recurrence
-from undertow.solvers import Sequential, Solver, SolverReport
+from undertow.solvers import Auto, Sequential, Solver, SolverMemory, SolverReport
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -41,6 +41,7 @@ class Attachment(nn.Module):
         pathway: its modules.
         solver: how the states of a sequence are found in training.
         prefill: how they are found without gradients, where a sequence starts.
+        memory: what the solver keeps between training forwards; nothing of a sequence.
         report: what the solver did in the last forward.
         owners: the model and the backbone that it is part of.
         stack_name: the attribute of the backbone that holds its layers.
@@ -58,6 +59,7 @@ class Attachment(nn.Module):
         super().__init__()
         self.settings, self.pathway, self.solver, self.stack_name = settings, pathway, solver, stack_name
         self.prefill: Solver = Sequential()
+        self.memory = SolverMemory()
         self.owners = owners
         self.input_names = list(inspect.signature(owners.backbone.forward).parameters)
         self.report: SolverReport | None = None
@@ -80,7 +82,8 @@ def attach(model: Model, recurrence: Recurrence, solver: Solver | None = None) -
     Args:
         model: a decoder-only `transformers` model with a language-model head.
         recurrence: `TurboConn`, `T2MLR` or `SoftToken`.
-        solver: how the states of a sequence are found in training; by default, as without gradients, by the exact rollout.
+        solver: how the states of a sequence are found in training, `Auto` if left out. Without gradients it is always by
+            the exact rollout, unless `set_solver` says otherwise.
 
     Raises:
         UnsupportedArchitectureError: the model's layers pass on more than the residual stream, or keep recurrent states.
@@ -101,7 +104,7 @@ def attach(model: Model, recurrence: Recurrence, solver: Solver | None = None) -
     with torch.device(parameter.device):
         pathway = recurrence.build(len(stack), width, ExpectedEmbedding(owners))  # type: ignore[arg-type]
     pathway.to(parameter.dtype)
-    attachment = Attachment(recurrence, pathway, solver or Sequential(), owners, attribute)
+    attachment = Attachment(recurrence, pathway, solver or Auto(), owners, attribute)
     for module in attachment.modules():
         module._is_hf_initialized = True  # type: ignore[assignment]  # transformers must not initialise it again
 
@@ -153,7 +156,11 @@ def set_solver(model: nn.Module, solver: Solver | None = None, prefill: Solver |
     for given in (solver, prefill):
         if given is not None and not isinstance(given, Solver):
             raise ConfigError(f"solver is {given!r}; give one such as undertow.Sequential()")
+    if isinstance(prefill, Auto):
+        raise ConfigError("Auto adapts while a model is trained; choose a fixed solver for prefill, such as Scan")
     attachment = find_attachment(model)
+    if solver is not None and solver != attachment.solver:
+        attachment.memory = SolverMemory()
     attachment.solver = solver or attachment.solver
     attachment.prefill = prefill or attachment.prefill
 

@@ -59,6 +59,7 @@ class HostedBlock(RecurrentBlock):
         `active` and `present` ``[B, T]`` are as in `tokens.py`."""
         self.pathway = attachment.pathway
         self.hidden, self.cache = hidden, cache
+        self.memory, self.on_cuda = attachment.memory, hidden.is_cuda
         self.lag, self.initial = self.pathway.lag, initial
         self.origin, self.tokens, self.whole = 0, hidden.shape[1], True
         self.active = None if active is None else active[..., None].to(hidden.dtype)

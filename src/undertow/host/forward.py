@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextvars import Token
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from undertow.host.arguments import find_cache, leaves
+from undertow.host.arguments import find_cache, first_mask
 from undertow.host.block import HostedBlock
 from undertow.host.stack import HostedForward, Recording
 from undertow.host.state import state_layer
@@ -16,6 +17,9 @@ from undertow.solvers import Sequential, Solver
 
 if TYPE_CHECKING:
     from undertow.host.attach import Attachment
+
+
+EXACT = Sequential()
 
 
 class Forward:
@@ -37,10 +41,9 @@ class Forward:
         past = 0 if cache is None else int(cache.get_seq_length())
         recent = None if states is None else states.recent()
 
-        masks = [value for path, value in leaves(recording.calls[0]) if path in attachment.layouts[0].masks]
         active = active_tokens(
             self.inputs.get("attention_mask"),
-            masks[0] if masks else None,
+            partial(first_mask, recording.calls[0], attachment.layouts[0]),
             self.inputs.get("recurrent_mask"),
             batch,
             tokens,
@@ -70,5 +73,5 @@ class Forward:
     def solver(self, past: int) -> Solver:
         """The solver of this forward: parallel ones where a sequence starts, the exact rollout for whatever continues it."""
         if past > 0:
-            return Sequential()
+            return EXACT
         return self.attachment.solver if torch.is_grad_enabled() else self.attachment.prefill

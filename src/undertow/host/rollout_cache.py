@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+# Which output of `WriteSlot` a tensor comes from, by which operations, and of which shape but for the tokens.
+Origin = tuple[int, tuple[str, ...], tuple[int, int, int]]
 
 
 @dataclass
@@ -26,13 +29,16 @@ class Slot:
         tokens: the tokens of the whole rollout.
         start: the group's first.
         chain: the link that the group's first write follows; None where no gradient is wanted.
-        seen: the keys and values that the last layer was given.
+        seen, writer: the keys and values that the last layer was given, and the node that made them.
+        repeats: for each way that such a tensor was made into a larger one, whether that repeats its heads.
     """
 
     tokens: int
     start: int = 0
     chain: torch.Tensor | None = None
     seen: tuple[torch.Tensor, ...] = ()
+    writer: Any = None
+    repeats: dict[Origin, bool] = field(default_factory=dict)
 
 
 class RolloutLayer(CacheLayerMixin):
@@ -59,7 +65,7 @@ class RolloutLayer(CacheLayerMixin):
         if slot.chain is None:
             return self.write(key_states, value_states, slot.start)
         keys, values, slot.chain = WriteSlot.apply(key_states, value_states, slot.chain, self, slot.start)
-        slot.seen = (keys.detach(), values.detach())
+        slot.seen, slot.writer = (keys.detach(), values.detach()), keys.grad_fn
         return keys, values
 
     def write(self, key_states: torch.Tensor, value_states: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,25 +102,54 @@ class UnrepeatedHeads(saved_tensors_hooks):
     """Keeps the keys and values that attention repeats for grouped queries as what they are: views of the buffers.
 
     Where a group of several tokens needs a mask, the library's attention copies each key head for all its query heads, and
-    autograd would keep those copies, group after group: memory quadratic in the length. A saved tensor that equals such a
-    copy, element by element, is not kept but made again.
+    autograd would keep those copies, group after group: memory quadratic in the length. Such a copy is not kept but made
+    again. It is told by the operations that made it, which are compared once, element by element, with what they stand for.
     """
+
+    # More than an attention's own operations between its keys and what it saves.
+    LONGEST = 8
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
         super().__init__(self.pack, self.unpack)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor | Repeated:
-        for heads in self.slot.seen:
-            batch, count, *rest = heads.shape
-            if tensor.ndim != 4 or tensor.shape[0] != batch or list(tensor.shape[2:]) != rest:
-                continue
-            times = tensor.shape[1] // count
-            if times > 1 and times * count == tensor.shape[1]:
-                grouped = tensor.detach().unflatten(1, (count, times))
-                if torch.equal(grouped, heads[:, :, None].expand_as(grouped)):
+        if tensor.ndim == 4 and tensor.grad_fn is not None and self.slot.seen:
+            origin = self.origin(tensor)
+            if origin is not None:
+                heads = self.slot.seen[origin[0]]
+                times = tensor.shape[1] // heads.shape[1]
+                if origin not in self.slot.repeats:
+                    self.slot.repeats[origin] = self.repeats(tensor.detach(), heads, times)
+                if self.slot.repeats[origin]:
                     return Repeated(heads, times)
         return tensor.detach()  # kept as it is, a node's own output would hold that node: a cycle
+
+    def origin(self, tensor: torch.Tensor) -> Origin | None:
+        """How a tensor that may repeat the last layer's heads was made of them; None if it was not."""
+        names: list[str] = []
+        node, output = tensor.grad_fn, 0
+        while node is not None and len(names) < self.LONGEST:
+            if node is self.slot.writer:
+                batch, count, tokens, width = tensor.shape
+                return (output, tuple(names), (batch, count, width)) if tokens == self.slot.seen[output].shape[2] else None
+            if len(node.next_functions) != 1:
+                return None
+            names.append(node.name())
+            ((node, output),) = node.next_functions
+        return None
+
+    @staticmethod
+    def repeats(tensor: torch.Tensor, heads: torch.Tensor, times: int) -> bool:
+        """Whether ``[B, heads * times, n, head width]`` holds each head `times` times over."""
+        if times < 2 or [tensor.shape[0], tensor.shape[1], *tensor.shape[2:]] != [
+            heads.shape[0],
+            heads.shape[1] * times,
+            *heads.shape[2:],
+        ]:
+            return False
+        grouped = tensor.unflatten(1, (heads.shape[1], times))
+        return torch.equal(grouped, heads[:, :, None].expand_as(grouped))
 
     @staticmethod
     def unpack(kept: torch.Tensor | Repeated) -> torch.Tensor:
@@ -176,7 +211,7 @@ class RolloutCache(Cache):
         try:
             yield self.slot
         finally:
-            self.slot.chain, self.slot.seen = None, ()
+            self.slot.chain, self.slot.seen, self.slot.writer = None, (), None
 
     def contents(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of a layer, ``[B, heads, T, head width]`` each, without a graph."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from undertow.errors import DataError
 
 def active_tokens(
     attention_mask: Any,
-    layer_mask: Any,
+    find_layer_mask: Callable[[], Any],
     recurrent_mask: torch.Tensor | None,
     batch: int,
     tokens: int,
@@ -21,12 +22,13 @@ def active_tokens(
     """Which of the new tokens carry and receive a state, ``[B, T]``; None where all do.
 
     `attention_mask` is what the model was given. Where that is no ``[B, past + T]`` mask (a static cache makes it 4-D
-    before the forward), padding is read off `layer_mask`, the mask of a layer: a padding token does not attend to itself.
+    before the forward), padding is read off the mask of a layer, which `find_layer_mask` finds: a padding token does not
+    attend to itself.
     """
     active: torch.Tensor | None = None
     if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
         active = attention_mask[:, past : past + tokens].bool()  # Bloom's reaches as far as its static cache
-    elif isinstance(layer_mask, torch.Tensor) and layer_mask.ndim == 4 and attention_mask is not None:
+    elif attention_mask is not None and isinstance(layer_mask := find_layer_mask(), torch.Tensor) and layer_mask.ndim == 4:
         own = layer_mask[:, 0].diagonal(offset=min(past, layer_mask.shape[-1] - tokens), dim1=-2, dim2=-1)
         active = own if own.dtype == torch.bool else own == 0
     if recurrent_mask is not None:

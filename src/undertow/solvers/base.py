@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 
@@ -36,6 +38,44 @@ class SolverReport:
         return float(self.residuals[-1]) if self.residuals else 0.0
 
 
+@dataclass
+class Plan:
+    """How `Auto` finds the states of sequences of some length, and when it measures again.
+
+    Attributes:
+        sweeps: how many; None for the rollout.
+        gap: the relative error of the states after the last measured sweep.
+        tokens: the length that was measured; longer sequences may need more.
+        forwards: how many forwards went by.
+        next_measurement: the forward to measure in.
+    """
+
+    sweeps: int | None = None
+    gap: float = 0.0
+    tokens: int = 0
+    forwards: int = 0
+    next_measurement: int = 1
+
+
+@dataclass
+class SolverMemory:
+    """What a solver keeps from one training forward to the next: a plan for each power of two of tokens, as plain data."""
+
+    plans: dict[int, Plan] = field(default_factory=dict)
+
+    def plan(self, tokens: int) -> Plan:
+        """The plan of sequences of this length."""
+        return self.plans.setdefault(1 << (tokens - 1).bit_length(), Plan())
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON can hold it; `from_mapping` reads it back."""
+        return {str(length): dataclasses.asdict(plan) for length, plan in self.plans.items()}
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> SolverMemory:
+        return cls({int(length): Plan(**plan) for length, plan in mapping.items()})
+
+
 class RecurrentBlock(ABC):
     """The recurrent block of one forward, as a solver sees it: ``T`` new tokens after what is already cached.
 
@@ -43,11 +83,15 @@ class RecurrentBlock(ABC):
         tokens: the number ``T`` of new tokens.
         lag: how many tokens back a state comes from.
         initial: the states ``[B, lag, W]`` of the tokens before the first new one; None where there are none.
+        memory: what solvers keep between the forwards of this model.
+        on_cuda: whether it runs on a GPU, whose work goes on after a call returns.
     """
 
     tokens: int
     lag: int
     initial: torch.Tensor | None
+    memory: SolverMemory
+    on_cuda: bool
 
     @abstractmethod
     def step(self, start: int, stop: int, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class Gradient:
     tolerance: float | None = None
 
     @classmethod
+    @cache  # each forward asks
     def parse(cls, text: str) -> Gradient:
         """Read "full", "truncated(n)", "adjoint(n)" or "adjoint(tolerance)", a tolerance being below 1.
 

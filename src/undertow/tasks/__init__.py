@@ -1,14 +1,20 @@
-"""Tasks: examples with checkable answers, and their way to token ids. Knows data and text, no models."""
+"""Tasks: what to learn and be tested on, and its way to token ids. Knows data and text, no models."""
 
 from undertow.tasks.arithmetic import MultiStepArithmetic
-from undertow.tasks.base import Example, GeneratedTask, Split, Task, split_of
+from undertow.tasks.base import GeneratedTask, PromptedTask, Task, split_of
 from undertow.tasks.big_bench import BigBenchArithmetic
-from undertow.tasks.encode import PadCollator, TaskDataset, encode, encode_prompt
+from undertow.tasks.dataset import PadCollator, TaskDataset
+from undertow.tasks.encode import encode, encode_prompt
+from undertow.tasks.example import Example, Split
+from undertow.tasks.groups import GroupTracking
 from undertow.tasks.gsm8k import GSM8K
 from undertow.tasks.parity import Parity
+from undertow.tasks.text import Text
 from undertow.tasks.tokenizer import character_tokenizer
 
-TASKS: dict[str, type[Task]] = {task.kind: task for task in (Parity, MultiStepArithmetic, BigBenchArithmetic, GSM8K)}
+TASKS: dict[str, type[Task]] = {
+    task.kind: task for task in (Parity, MultiStepArithmetic, BigBenchArithmetic, GroupTracking, GSM8K, Text)
+}
 """Every task by its kind, as recipes name it."""
 
 __all__ = [
@@ -17,12 +23,15 @@ __all__ = [
     "BigBenchArithmetic",
     "Example",
     "GeneratedTask",
+    "GroupTracking",
     "MultiStepArithmetic",
     "PadCollator",
     "Parity",
+    "PromptedTask",
     "Split",
     "Task",
     "TaskDataset",
+    "Text",
     "character_tokenizer",
     "encode",
     "encode_prompt",

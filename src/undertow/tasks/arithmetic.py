@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from undertow.errors import ConfigError
-from undertow.tasks.base import Example, GeneratedTask, paper_prompt
+from undertow.tasks.base import PromptedTask, paper_prompt
+from undertow.tasks.example import Example
 
 _QUESTION = "Evaluate this expression modulo 10."
 _UNARY_MINUS_PROBABILITY = 0.15
 
 
 @dataclass(frozen=True)
-class MultiStepArithmetic(GeneratedTask):
+class MultiStepArithmetic(PromptedTask):
     """Expressions of digits, +, -, * and unary minus; the answer is their value modulo 10 (Python's %).
 
     The paper does not say how its expressions are drawn. Here the number of operands is uniform in

@@ -1,4 +1,4 @@
-"""What a task is: a numbered source of prompts with checkable answers, split into train, valid and test."""
+"""What a task is: a numbered source of items to learn from and be tested on, split into train, valid and test."""
 
 from __future__ import annotations
 
@@ -8,40 +8,37 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from undertow.errors import ConfigError, DataError
+from transformers import PreTrainedTokenizerBase
 
-Split = Literal["train", "valid", "test"]
+from undertow.errors import ConfigError, DataError
+from undertow.tasks.encode import encode
+from undertow.tasks.example import Example, Split
+
 Template = Literal["paper", "bare"]
+Measure = Literal["answers", "labels", "loss"]
 
 # A split holding a hundredth of all candidates is missed by this many draws about once in 10^43.
 _ATTEMPTS = 10_000
 
 
 @dataclass(frozen=True)
-class Example:
-    """One prompt with the text that should follow it."""
-
-    prompt: str
-    """What the model is given."""
-    completion: str
-    """What it should write after the prompt, without an end token."""
-    length: int
-    """The task's own size of this example: bits, operands or solution steps."""
-
-
-@dataclass(frozen=True)
 class Task(ABC):
-    """A source of examples that knows data and text, and no model.
+    """A source of numbered items that knows data and text, and no model.
 
     Subclasses are frozen dataclasses whose fields are the whole configuration: two equal tasks give equal
-    examples.
+    items. Most items are the examples that `example` returns, encoded.
     """
 
     kind: ClassVar[str]
+    measured_by: ClassVar[Measure] = "answers"
+    """What evaluation measures: generated answers, the labels of all positions, or the loss a token."""
 
     @abstractmethod
-    def size(self, split: Split) -> int | None:
-        """How many examples the split holds; None if they are generated without end."""
+    def size(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> int | None:
+        """How many items the split holds; None if they are generated without end.
+
+        Only text that is cut into windows of tokens needs the tokenizer for that.
+        """
 
     @abstractmethod
     def example(self, split: Split, index: int, length: int | None = None) -> Example:
@@ -58,7 +55,16 @@ class Task(ABC):
 
     @abstractmethod
     def characters(self) -> str | None:
-        """Every character that prompts and completions can hold, sorted; None for free text."""
+        """Every character that the items can hold, sorted; None for text that needs a pretrained tokenizer."""
+
+    def encode(self, split: Split, index: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
+        """Return `input_ids` and `labels` of item `index` of the split; see `undertow.tasks.encode.encode`."""
+        return encode(self.example(split, index), tokenizer)
+
+    def rough_length(self, split: Split, index: int) -> int:
+        """A cheap measure of how long an item is, for batches of similar length: the example's characters."""
+        example = self.example(split, index)
+        return len(example.prompt) + len(example.completion)
 
     def choices(self) -> tuple[str, ...]:
         """The answers that there can be, without blanks, where they are a few known ones; none otherwise."""
@@ -73,23 +79,16 @@ class GeneratedTask(Task):
     prompt, whatever the seed and however many examples are taken.
     """
 
-    template: Template = "paper"
-    """Layout of the prompt: 'paper' is that of the TurboConn paper, 'bare' a compact one for small models."""
     seed: int = 0
     """Seed of the examples. Other seeds draw other examples, but never move a prompt to another split."""
-
-    def __post_init__(self) -> None:
-        if self.template not in get_args(Template):
-            raise ConfigError(f"template is {self.template!r}, but must be 'paper' or 'bare'; choose one of them.")
 
     @abstractmethod
     def draw(self, generator: random.Random, length: int | None) -> Example:
         """Draw one example from the generator, of the given size or, if None, of a random trained one."""
 
-    def size(self, split: Split) -> int | None:
+    def size(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         """None: there is always another example."""
         check_split(split)
-        return None
 
     def example(self, split: Split, index: int, length: int | None = None) -> Example:
         """See `Task.example`. Candidates are drawn until one falls in the split.
@@ -116,6 +115,18 @@ class GeneratedTask(Task):
     def score(self, example: Example, generated_text: str) -> bool:
         """Whether the first line of the generated text is the answer and nothing else but blanks."""
         return first_line(generated_text) == example.completion.strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptedTask(GeneratedTask):
+    """A generated task whose question is put in words, and answered."""
+
+    template: Template = "paper"
+    """Layout of the prompt: 'paper' is that of the TurboConn paper, 'bare' a compact one for small models."""
+
+    def __post_init__(self) -> None:
+        if self.template not in get_args(Template):
+            raise ConfigError(f"template is {self.template!r}, but must be 'paper' or 'bare'; choose one of them.")
 
 
 def split_of(text: str) -> Split:

@@ -12,7 +12,8 @@ from typing import ClassVar, NamedTuple, get_args
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
-from undertow.tasks.base import Example, Split, Task, Template, check_split, first_line, paper_prompt
+from undertow.tasks.base import Task, Template, check_split, first_line, paper_prompt
+from undertow.tasks.example import Example, Split
 
 _NUMBER = re.compile(r"[-+]?\d+", re.ASCII)
 

@@ -10,8 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from transformers import PreTrainedTokenizerBase
+
 from undertow.errors import ConfigError, DataError
-from undertow.tasks.base import Example, Split, Task, check_split, first_line, paper_prompt, split_of
+from undertow.tasks.base import Task, check_split, first_line, paper_prompt, split_of
+from undertow.tasks.example import Example, Split
 
 _QUESTION = "Answer the math question."
 _ANSWER_MARK = "####"
@@ -60,7 +63,7 @@ class GSM8K(Task):
                 "given_chain and chain_of_thought are both set, but a chain is either given or written; unset one"
             )
 
-    def size(self, split: Split) -> int:
+    def size(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> int:
         """How many problems the split holds; see `Task.size`."""
         return len(self._problems(split))
 

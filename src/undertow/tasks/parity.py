@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from undertow.errors import ConfigError
-from undertow.tasks.base import Example, GeneratedTask, paper_prompt
+from undertow.tasks.base import PromptedTask, paper_prompt
+from undertow.tasks.example import Example
 
 _QUESTION = "Output the parity of this sequence."
 
 
 @dataclass(frozen=True)
-class Parity(GeneratedTask):
+class Parity(PromptedTask):
     """Random bits, min_length..max_length of them; the answer is 1 if the number of ones is odd.
 
     The 'paper' template writes `Input: 1 0 0 1` and completes it with ` 0`; 'bare' writes `1001=` and `0`.

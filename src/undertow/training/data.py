@@ -32,7 +32,7 @@ def training_set(
     """
     a_step = section.batch * section.accumulate
     wanted = section.steps * a_step
-    size = task.size("train")
+    size = task.size("train", tokenizer)
     count = size if section.examples is None else section.examples
     endless = count is None
     if endless and section.epochs is not None:

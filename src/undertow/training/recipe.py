@@ -7,8 +7,8 @@ from typing import Literal
 
 from undertow.errors import ConfigError
 from undertow.pathways import T2MLR, SoftToken, TurboConn
-from undertow.solvers import Chunked, Jacobi, Scan, Sequential
-from undertow.tasks import GSM8K, BigBenchArithmetic, MultiStepArithmetic, Parity
+from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential
+from undertow.tasks import GSM8K, BigBenchArithmetic, GeneratedTask, GroupTracking, MultiStepArithmetic, Parity, Text
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,14 @@ class TrainingSection:
     """Held-out examples for that loss; 0 for none."""
     save_every: int | None = None
     """Steps between two checkpoints to resume from; none if left out."""
+    compare_every: int = 100
+    """Steps between two comparisons of a solver that is not exact with the rollout; the log has what they find."""
     threads: int | None = None
     """CPU threads of the training process; the machine's default if left out."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "steps", "epochs", "examples", "batch", "accumulate", "max_tokens", "restart_every")
-        at_least(1, self, "log_every", "evaluate_every", "save_every", "threads")
+        at_least(1, self, "log_every", "evaluate_every", "save_every", "compare_every", "threads")
         at_least(0, self, "warmup_steps", "weight_decay", "clip", "evaluate_examples")
         if self.learning_rate <= 0:
             raise ConfigError(f"learning_rate is {self.learning_rate}; use more than 0")
@@ -133,14 +135,14 @@ class TrainingSection:
 
 @dataclass(frozen=True)
 class EvaluationSection:
-    """Accuracy of generated answers by length."""
+    """Accuracy by length, or the loss a token of text."""
 
     lengths: tuple[int, ...] = ()
     """Lengths to test, in the task's own unit; tasks that read a data set have none."""
     examples: int = 256
-    """Examples of each length."""
+    """Examples of each length, or windows of text."""
     batch: int = 128
-    """Prompts generated for at a time."""
+    """Examples answered at a time."""
     temperature: float | None = None
     """Also report accuracy of answers sampled at this temperature, beside greedy ones; TurboConn's paper uses 1."""
     max_new_tokens: int | None = None
@@ -160,7 +162,7 @@ class Recipe:
 
     name: str
     """Name of the run, and of its folder."""
-    task: Parity | MultiStepArithmetic | BigBenchArithmetic | GSM8K
+    task: Parity | MultiStepArithmetic | BigBenchArithmetic | GroupTracking | GSM8K | Text
     """What to learn."""
     output: str = "runs"
     """Folder that the run's folder is made in."""
@@ -170,7 +172,7 @@ class Recipe:
     """The model."""
     recurrence: TurboConn | T2MLR | SoftToken | None = None
     """The recurrence in time; none for the plain model."""
-    solver: Sequential | Scan | Jacobi | Chunked = field(default_factory=Sequential)
+    solver: Sequential | Scan | Jacobi | Chunked | Auto = field(default_factory=Auto)
     """How the states of a sequence are found in training."""
     lora: LoRASection | None = None
     """Train low-rank adapters instead of the base model's weights."""
@@ -188,8 +190,14 @@ class Recipe:
             raise ConfigError(f"seeds holds {min(self.seeds)}; use 0 or more")
         if self.lora is not None and self.model.path is None:
             raise ConfigError("lora adapts a pretrained model, but model.path is not set; set it or remove lora")
-        if self.evaluation.lengths and isinstance(self.task, GSM8K | BigBenchArithmetic):
+        if self.evaluation.lengths and not isinstance(self.task, GeneratedTask):
             raise ConfigError(f"evaluation.lengths is set, but {self.task.kind} reads a file as it is; remove it")
+        for key in ("temperature", "max_new_tokens"):
+            if getattr(self.evaluation, key) is not None and self.task.measured_by != "answers":
+                raise ConfigError(
+                    f"evaluation.{key} is set, but nothing is generated for {self.task.kind}, which is measured by "
+                    f"its {self.task.measured_by}; remove it"
+                )
 
 
 def at_least(smallest: int, section: object, *names: str) -> None:

@@ -24,12 +24,14 @@ from undertow.config import apply_overrides, from_mapping, load_yaml, save_yaml,
 from undertow.errors import CheckpointError
 from undertow.files import replacing_folder, write_text
 from undertow.pathways import TurboConn
+from undertow.solvers import Sequential
 from undertow.tasks import PadCollator, TaskDataset
-from undertow.training.build import build, quiet_libraries
+from undertow.training.build import build, has_recurrence, quiet_libraries
 from undertow.training.data import training_set
 from undertow.training.log import Progress, RunLog
 from undertow.training.recipe import Recipe, TrainingSection
 from undertow.training.schedule import cosine_restarts
+from undertow.training.solver_gap import SolverGap
 
 RECIPE, VERSIONS, LOG, MODEL = "recipe.yaml", "versions.json", "log.jsonl", "model"
 # Its name up to transformers 5.23 was gradient_checkpointing.
@@ -83,6 +85,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         print(f"undertow: {text}", file=sys.stderr)
         log.write(event="remark", text=text)
     progress = Progress(description or f"{recipe.name} seed {seed}")
+    watches = has_recurrence(built) and not isinstance(recipe.solver, Sequential)
     trainer = RecipeTrainer(
         section,
         model=built,
@@ -90,7 +93,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         train_dataset=dataset,
         eval_dataset=held_out if len(held_out) else None,
         data_collator=PadCollator(tokenizer),
-        callbacks=[log, progress],
+        callbacks=[*([SolverGap(section.compare_every)] if watches else []), log, progress],
     )
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
@@ -224,7 +227,7 @@ def held_out_set(recipe: Recipe, tokenizer: Any) -> TaskDataset:
     Raises:
         DataError: it has none, which is better known before the training than after it.
     """
-    size = recipe.task.size("valid")
+    size = recipe.task.size("valid", tokenizer)
     count = recipe.training.evaluate_examples if size is None else min(recipe.training.evaluate_examples, size)
     limit = recipe.training.max_tokens
     examples = TaskDataset(
@@ -262,7 +265,7 @@ def trained_part(recipe: Recipe) -> dict[str, Any]:
             kept |= {f"{name}.{key}": value for key, value in section.items()}
         else:
             kept[name] = section
-    for key in ("log_every", "save_every", "evaluate_every", "threads"):
+    for key in ("log_every", "save_every", "evaluate_every", "compare_every", "threads"):
         kept.pop(f"training.{key}", None)
     return kept
 

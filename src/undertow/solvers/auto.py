@@ -1,0 +1,111 @@
+"""As many sweeps as the batch at hand needs: measured against the exact rollout from time to time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from undertow.errors import ConfigError
+from undertow.solvers.base import Plan, RecurrentBlock, Solver, SolverReport
+from undertow.solvers.gradients import Gradient
+from undertow.solvers.sequential import roll_out
+from undertow.solvers.solution import pass_at_solution
+
+
+@dataclass(frozen=True)
+class Auto(Solver):
+    """States found without a graph, by a few scans or by the rollout, whichever is cheaper; then a short adjoint.
+
+    A model learns to follow a chain of states only as far as its solver follows it. Text needs two or three sweeps, a
+    running product needs the rollout, and which it is shows only while the model learns. So from time to time both run on
+    the same batch, and the sweeps until the next such measurement are as many as brought the states within `tolerance` of
+    the exact ones, or the rollout itself if that many sweeps would cost more. Sequences of other lengths need other numbers,
+    so each power of two has a plan of its own.
+    """
+
+    kind: ClassVar[str] = "auto"
+
+    tolerance: float = 0.01
+    """Largest relative error of the states that tokens receive, against the exact rollout."""
+    every: int = 32
+    """Forwards between two measurements; the first come sooner, after 1, 2, 4, 8, ... forwards."""
+    gradient: str = "adjoint(1)"
+    """adjoint(n) or adjoint(tolerance): one pass with a graph at the solution, and its vector-Jacobian products."""
+    rollout_cost: float | None = None
+    """How many sweeps may run in place of one rollout; their times are compared if left out, so that runs with the same
+    seed may then differ within the tolerance."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tolerance < 1:
+            raise ConfigError(f"auto's tolerance is {self.tolerance}; use a share between 0 and 1, such as 0.01")
+        if self.every < 1:
+            raise ConfigError(f"auto measures every {self.every} forwards; use 1 or more")
+        if Gradient.parse(self.gradient).kind != "adjoint":
+            raise ConfigError(f'auto\'s gradient is {self.gradient!r}; its states have no graph, so use "adjoint(n)"')
+        if self.rollout_cost is not None and self.rollout_cost <= 0:
+            raise ConfigError(f"auto's rollout_cost is {self.rollout_cost} sweeps; use more than 0")
+
+    def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
+        started = time.perf_counter()
+        if block.tokens <= block.lag:  # one group, and so one step, is exact
+            output, last = roll_out(block)
+            return output, last, SolverReport(self.kind, block.tokens, 1, block.tokens, (), time.perf_counter() - started)
+        plan = block.memory.plan(block.tokens)
+        plan.forwards += 1
+        measured = plan.forwards >= plan.next_measurement or block.tokens > plan.tokens
+        with torch.no_grad():
+            if measured:
+                states = self.measure(block, plan)
+            elif plan.sweeps is None:
+                _, states = roll_out(block)
+            else:
+                states = sweep(block, None)
+                for _ in range(plan.sweeps - 1):
+                    states = sweep(block, states)
+        if torch.is_grad_enabled():
+            output, last = pass_at_solution(block, states, Gradient.parse(self.gradient))
+        else:
+            output, readings = block.sweep(block.shift(states), last=True)
+            last = block.scan(readings)
+        rolled = measured or plan.sweeps is None
+        sweeps = 1 if rolled else plan.sweeps or 1
+        exact = block.tokens if rolled else min(block.tokens, (sweeps + 1) * block.lag)
+        return output, last, SolverReport(self.kind, block.tokens, sweeps, exact, (), time.perf_counter() - started)
+
+    def measure(self, block: RecurrentBlock, plan: Plan) -> torch.Tensor:
+        """The exact states ``[B, T, W]`` of this batch; the plan then says how to find those of the next ones."""
+        started = clock(block)
+        _, exact = roll_out(block)
+        rollout = clock(block) - started
+        received = block.shift(exact)
+        size = received.norm().clamp_min(torch.finfo(received.dtype).tiny)
+        plan.sweeps, plan.tokens = None, block.tokens
+        plan.next_measurement = plan.forwards + min(self.every, plan.forwards)
+        states: torch.Tensor | None = None
+        started = clock(block)
+        for done in range(1, -(-block.tokens // block.lag)):  # as many sweeps as groups are exact, and dearer
+            states = sweep(block, states)
+            plan.gap = float((block.shift(states) - received).norm() / size)
+            if plan.gap <= self.tolerance:
+                plan.sweeps = done
+                break
+            taken = (clock(block) - started) / rollout if self.rollout_cost is None else done / self.rollout_cost
+            if taken * (done + 1) / done > 1:  # one more would cost more than the rollout
+                break
+        return exact
+
+
+def sweep(block: RecurrentBlock, states: torch.Tensor | None) -> torch.Tensor:
+    """The states after one more sweep and the scan along time."""
+    _, readings = block.sweep(None if states is None else block.shift(states))
+    return block.scan(readings)
+
+
+def clock(block: RecurrentBlock) -> float:
+    """Seconds, once the block's device has done what it was given."""
+    if block.on_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter()

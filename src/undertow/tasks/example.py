@@ -1,0 +1,23 @@
+"""One prompt and what should follow it, or stand at its positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Split = Literal["train", "valid", "test"]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt with the text that belongs to it."""
+
+    prompt: str
+    """What the model is given."""
+    completion: str
+    """What it should write after the prompt, without an end token; or the labels, see `aligned`."""
+    length: int
+    """The task's own size of this example: bits, operands, solution steps or group elements."""
+    aligned: bool = False
+    """Whether the completion is one label for each symbol of the prompt, at that symbol's own position. Both
+    then have one character a symbol."""
