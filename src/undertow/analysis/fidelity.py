@@ -24,7 +24,6 @@ SETTINGS: dict[str, Solver] = {
     "jacobi(4,4)": Jacobi(4, 4),
     "jacobi(8,4)": Jacobi(8, 4),
     "jacobi(16,4)": Jacobi(16, 4),
-    "exact, adjoint(0)": Sequential("adjoint(0)"),
     "exact, adjoint(1)": Sequential("adjoint(1)"),
     "exact, adjoint(2)": Sequential("adjoint(2)"),
     "exact, adjoint(4)": Sequential("adjoint(4)"),

@@ -75,6 +75,7 @@ def training_solvers(bench: Bench) -> dict[str, Solver]:
         "exact states, adjoint(1)": Sequential("adjoint(1)"),
         "scan(2,1)": Scan(2, 1),
         "scan(1,1)": Scan(1, 1),
+        "scan(1), adjoint(1)": Scan(1, 0, gradient="adjoint(1)"),
         "scan(2), adjoint(1)": Scan(2, 0, gradient="adjoint(1)"),
     }
     if isinstance(bench.recurrence, T2MLR):

@@ -2,5 +2,6 @@
 
 from undertow.training.recipe import Recipe
 from undertow.training.run import train
+from undertow.training.solver_gap import Gap, SolverGap, measure_gap
 
-__all__ = ["Recipe", "train"]
+__all__ = ["Gap", "Recipe", "SolverGap", "measure_gap", "train"]
