@@ -10,6 +10,7 @@ import pytest
 import tiny
 from matplotlib import image
 
+from undertow.cli.main import main
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.evaluation import demo as demo_module
 from undertow.evaluation.demo import demo
@@ -156,6 +157,11 @@ def test_a_run_on_text_is_trained_and_evaluated(tmp_path: Path) -> None:
     assert sorted(each.name for each in folder.parent.iterdir()) == ["seed-0"]
     assert not (folder / "accuracy.json").exists()
     assert set(continue_prompt(folder, "12", 8, 0)) <= set("0123456789\n")
+    other = tmp_path / "cubes.txt"
+    other.write_text("".join(f"{number**3}\n" for number in range(400)))
+    assert cells(evaluate(folder, [f"--task.files=[{other}]"]))[0][1] != f"{found['loss']:.4f}"
+    assert json.loads((folder / "loss-text.json").read_text())["loss"] != found["loss"]
+    assert json.loads((folder / "loss.json").read_text()) == found, "the run's own results are another file's"
     path.unlink()
     with pytest.raises(DataError, match=r"squares\.txt cannot be read"):
         evaluate(folder, [])
@@ -224,3 +230,31 @@ def test_demo_trains_and_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(written) == 3
     demo(tmp_path, examples=4)
     assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+# Another test than the recipe's
+
+
+def test_a_file_is_read_and_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    training = {"steps": 2, "save_every": None}
+    task = {"kind": "arithmetic", "template": "bare", "max_operands": 4}
+    folder = train(tiny.recipe(tmp_path, task=task, training=training, evaluation={"lengths": [4]}), 0)
+    rows = [{"input": f"(({a} + -2) - (3 * 1)) =", "target": str(a - 5)} for a in range(10)] * 30
+    bench, problems = tmp_path / "bbh.json", tmp_path / "gsm8k.jsonl"
+    bench.write_text(json.dumps({"examples": rows}))
+    problems.write_text(json.dumps({"question": "(1+2)=", "answer": "#### 3"}))
+
+    assert main(["eval", str(folder), "--task=bbh-arithmetic", "--task.template=bare", f"--data={bench}"]) == 0
+    ((length, decoding, right, total, _),) = cells(capsys.readouterr().out)
+    assert (length, decoding, total) == ("all", "greedy", "300")
+    (result,) = json.loads((folder / "accuracy-bbh-arithmetic.json").read_text())
+    assert result["correct"] == int(right) and int(right) < 300
+    assert not (folder / "accuracy.json").exists(), "the run's own results are another file's"
+
+    arguments = ["eval", str(folder), "--task=bbh-arithmetic", "--task.template=bare", "--data", str(bench)]
+    assert main([*arguments, "--evaluation.examples=7"]) == 0
+    assert cells(capsys.readouterr().out)[0][3] == "7"
+    assert main(["eval", str(folder), "--task=gsm8k", f"--data={problems}"]) == 2
+    assert "does not know a part of 'Question:" in capsys.readouterr().err
+    assert main(["eval", str(folder), f"--data={problems}"]) == 2
+    assert "unknown key task.test" in capsys.readouterr().err

@@ -182,3 +182,46 @@ def test_real_augmented_files():
     assert aug.example("test", 0).completion == " <<16-3-4=9>> <<9*2=18>>\n#### 18"
     answers = [plain.example("test", i).completion.strip() for i in range(1_319)]
     assert answers == [aug.example("test", i).completion.rpartition("#### ")[2] for i in range(1_319)]
+
+
+# A data set of the hub, which `datasets` reads from a folder as well
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "gsm8k-aug"
+    folder.mkdir()
+    for split, count in (("train", 60), ("validation", 3), ("test", 2)):
+        rows = [{"question": f"{split} {i}?", "steps": [f"<<{i}+1={i + 1}>>"], "answer": str(i + 1)} for i in range(count)]
+        write(folder / f"{split}.jsonl", *rows)
+    return folder
+
+
+def test_a_hub_data_set_stands_in_for_files(hub, clips):
+    task = GSM8K(hub=str(hub), chain_of_thought=True)
+    assert [task.size(split) for split in ("train", "valid", "test")] == [60, 3, 2]
+    prompt = "Question: Answer the math question.\nInput: validation 2?\nAnswer:"
+    assert task.example("valid", 2) == Example(prompt, " <<2+1=3>>\n#### 3", 1)
+    mixed = GSM8K(hub=str(hub), test=clips)
+    assert [mixed.size(split) for split in ("train", "valid", "test")] == [60, 3, 1]
+
+
+def test_without_a_validation_split_some_of_train_is_held_out(hub):
+    (hub / "validation.jsonl").unlink()
+    task = GSM8K(hub=str(hub))
+    assert task.size("train") + task.size("valid") == 60 and 0 < task.size("valid") < 12
+    prompts = {split: {task.example(split, i).prompt for i in range(task.size(split))} for split in ("train", "valid")}
+    assert not prompts["train"] & prompts["valid"]
+
+
+def test_a_bad_row_of_a_hub_data_set_is_named(hub):
+    write(hub / "test.jsonl", {"question": "a?", "steps": [], "answer": "1"}, {"question": "b?", "steps": [], "answer": "x"})
+    with pytest.raises(DataError, match="gsm8k-aug, test row 1: expected a number as the answer, found 'x'"):
+        GSM8K(hub=str(hub)).size("test")
+    (hub / "test.jsonl").unlink()
+    with pytest.raises(DataError, match="has no test split, but train, validation; give a file for it"):
+        GSM8K(hub=str(hub)).size("test")
+    with pytest.raises(DataError, match=r"the data set .*absent cannot be loaded: "):
+        GSM8K(hub=str(hub / "absent")).size("test")

@@ -120,7 +120,8 @@ def test_overrides_change_what_they_name_and_nothing_else(tmp_path: Path) -> Non
         ({"task": {"kind": "parity", "max_lenght": 3}}, "unknown key task.max_lenght; did you mean 'max_length'?"),
         (
             {"task": "party"},
-            "expected one of parity, arithmetic, group_tracking, gsm8k, text, got 'party'; did you mean 'parity'?",
+            "expected one of parity, arithmetic, bbh-arithmetic, group_tracking, gsm8k, text, got 'party'; "
+            "did you mean 'parity'?",
         ),
         ({"recurrence": {"kind": "t2mlr", "first_layer": 0, "lastlayer": 1}}, "unknown key recurrence.lastlayer"),
         ({"training": {"schedule": "cosin"}}, "did you mean 'cosine'?"),

@@ -111,7 +111,7 @@ def test_examples_are_trained_on_in_their_order(tmp_path: Path, monkeypatch: pyt
 def optimizer_groups(recipe: Recipe, folder: Path) -> tuple[Any, list[dict[str, Any]]]:
     """A recipe's model, and the groups of parameters that its optimiser has."""
     model, _ = build(recipe, seed=0)
-    trainer = RecipeTrainer(recipe.training.gate_multiplier, model=model, args=run.arguments(recipe, folder, seed=0))
+    trainer = RecipeTrainer(recipe.training, model=model, args=run.arguments(recipe, folder, seed=0))
     return model, trainer.create_optimizer().param_groups
 
 
@@ -143,15 +143,16 @@ def test_settings_that_must_not_change_the_result(recurrence: Any, tmp_path: Pat
     # The same batch in two halves, with activations recomputed.
     section = {"batch": 2, "accumulate": 2, "activation_checkpointing": True}
     plain = {"bucket_by_length": False}
-    base = train(tiny.recipe(tmp_path, name="a", recurrence=recurrence, training=plain), seed=0)
-    other = train(tiny.recipe(tmp_path, name="b", recurrence=recurrence, training=plain | section), seed=0)
+    exact = {"recurrence": recurrence, "solver": "sequential"}
+    base = train(tiny.recipe(tmp_path, name="a", **exact, training=plain), seed=0)
+    other = train(tiny.recipe(tmp_path, name="b", **exact, training=plain | section), seed=0)
     first, second = (list(tiny.losses(folder).values()) for folder in (base, other))
     assert first == pytest.approx(second, rel=1e-3)
 
 
 def test_two_runs_are_the_same_and_another_seed_is_not(tmp_path: Path) -> None:
     folders = [
-        train(tiny.recipe(tmp_path, name=name, recurrence=tiny.TURBOCONN), seed)
+        train(tiny.recipe(tmp_path, name=name, recurrence=tiny.TURBOCONN, solver="sequential"), seed)
         for name, seed in (("a", 0), ("b", 0), ("c", 1))
     ]
     first, again, other = (tiny.weights(folder / "model") for folder in folders)
@@ -209,7 +210,8 @@ def test_examples_left_out_are_reported(tmp_path: Path) -> None:
 def test_a_model_learns_parity(tmp_path: Path) -> None:
     bits = {"kind": "parity", "template": "bare", "max_length": 6}
     section = {"steps": 150, "batch": 16, "warmup_steps": 20, "evaluate_examples": 0, "save_every": None, "log_every": 10}
-    recipe = tiny.recipe(tmp_path, task=bits, recurrence=tiny.TURBOCONN | {"rank": 16}, training=section)
+    recurrence = tiny.TURBOCONN | {"rank": 16}
+    recipe = tiny.recipe(tmp_path, task=bits, recurrence=recurrence, solver="sequential", training=section)
 
     def accuracy(model: Any, tokenizer: Any) -> float:
         # Strings of the test split, longer than any trained on.

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from undertow.errors import UndertowError
 
 OVERRIDES = "Settings, given as --key=value or --section.key=value; for a recipe they go before what its file says:\n\n"
-WITH_SETTINGS = ("train", "eval", "study", "bench")
+WITH_SETTINGS = ("train", "eval", "study", "inspect", "bench")
+INSPECT = """Look into finished runs.
+fidelity: each solver's loss and gradient against the exact rollout's.
+choices: how many possible answers a model rules out, and the accuracy to expect when sampling.
+lengths: accuracy by length of several runs, with the length up to which all is right.
+latency: recursions, time of a step and accuracy of several runs, over the Transformer's.
+parameters: how many a recipe would train, without loading any."""
 
 
 def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     """The parser. `help_for` names the command whose help is wanted, which costs the import of all settings."""
     main = argparse.ArgumentParser(prog="undertow", description="Recurrence for decoder-only language models.")
     commands = main.add_subparsers(
-        dest="command", required=True, metavar="train | eval | study | generate | inspect | bench | demo"
+        dest="command", required=True, metavar="train | eval | study | generate | chains | inspect | bench | demo"
     )
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
@@ -31,6 +39,12 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
 
     command = add("eval", "Measure the accuracy of a run's models by length; a table, JSON and a figure.")
     command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds")
+    command.add_argument(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="test on all of this file: short for --task.test=FILE, no lengths and as many examples as there are",
+    )
 
     command = add("study", "Train and evaluate every combination of some choices with every seed: a table and a figure.")
     command.add_argument("study", type=Path, help="YAML file")
@@ -41,10 +55,24 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     command.add_argument("--max-new-tokens", type=int, default=64, help="longest answer in tokens (default 64)")
     command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
 
-    command = add("inspect", "Look into a run: fidelity compares each solver's loss and gradient with the exact rollout's.")
-    command.add_argument("what", choices=["fidelity"])
-    command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds")
-    command.add_argument("--examples", type=int, default=16, help="held-out examples to compare on (default 16)")
+    command = add(
+        "chains", "Let a run's model write a chain of thought for every problem of its task, to train others with."
+    )
+    command.add_argument("run", type=Path, help="folder of a run that was trained with chain_of_thought")
+    command.add_argument("output", type=Path, help="folder for train.jsonl, valid.jsonl and test.jsonl")
+    command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    command.add_argument("--max-new-tokens", type=int, default=256, help="longest chain in tokens (default 256)")
+    command.add_argument("--batch", type=int, default=64, help="problems at a time (default 64)")
+
+    command = add("inspect", INSPECT)
+    command.add_argument("what", choices=["fidelity", "choices", "lengths", "latency", "parameters"])
+    command.add_argument(
+        "run", type=Path, nargs="+", help="folder of a run, or of one of its seeds; for parameters, a recipe"
+    )
+    command.add_argument(
+        "--examples", type=int, help="held-out examples: 16 for fidelity if left out, and 256 of each length for choices"
+    )
+    command.add_argument("--output", type=Path, help="folder for what lengths and latency write (default: the first run's)")
 
     command = add("bench", "Time a recurrence against a Transformer in one run: a table, and JSON.")
     command.add_argument("--output", type=Path, default=Path("runs/bench"), help="folder to write to (default runs/bench)")
@@ -76,12 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wants_help = bool(given) and ("-h" in given or "--help" in given)
     options, overrides = parser(given[0] if wants_help else None).parse_known_args(given)
     try:
-        if overrides and options.command not in WITH_SETTINGS:
-            from undertow.errors import ConfigError
-
-            raise ConfigError(
-                f"undertow {options.command} does not know {overrides[0]!r}; see undertow {options.command} --help"
-            )
+        if options.command not in WITH_SETTINGS:
+            refuse_settings(options, overrides)
         run(options, overrides)
     except (UndertowError, OSError) as error:  # such as a folder that may not be written
         print(f"undertow: {error}", file=sys.stderr)
@@ -90,6 +114,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("undertow: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
     return 0
+
+
+def inspect(options: argparse.Namespace, overrides: list[str]) -> list[str]:
+    from undertow.analysis import compare
+    from undertow.analysis import run as analysis
+
+    what, output = options.what, options.output or options.run[0]
+    examples: Any = {"fidelity": 16, "choices": 256}.get(what) if options.examples is None else options.examples
+    if what == "parameters":
+        return [analysis.inspect_parameters(path, overrides) for path in options.run]
+    refuse_settings(options, overrides)
+    if what == "lengths":
+        return [compare.compare_lengths(options.run, output)]
+    if what == "latency":
+        return [compare.compare_latency(options.run, output)]
+    if what == "choices":
+        return [analysis.inspect_choices(path, examples) for path in options.run]
+    return [analysis.inspect_fidelity(path, examples) for path in options.run]
+
+
+def refuse_settings(options: argparse.Namespace, overrides: list[str]) -> None:
+    if overrides:
+        from undertow.errors import ConfigError
+
+        raise ConfigError(
+            f"undertow {options.command} does not know {overrides[0]!r}; see undertow {options.command} --help"
+        )
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -105,7 +156,11 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     elif options.command == "eval":
         from undertow.evaluation.run import evaluate
 
-        print(evaluate(options.run, overrides))
+        data = []
+        if options.data is not None:
+            whole = ["--evaluation.lengths=[]", f"--evaluation.examples={sys.maxsize}"]
+            data = [f"--task.test={json.dumps(str(options.data))}", *whole]
+        print(evaluate(options.run, [*data, *overrides]))
     elif options.command == "study":
         from undertow.config import apply_overrides, from_mapping, load_yaml
         from undertow.evaluation.study import Study, study
@@ -115,10 +170,12 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         from undertow.evaluation.run import continue_prompt
 
         print(continue_prompt(options.run, options.prompt, options.max_new_tokens, options.temperature))
-    elif options.command == "inspect":
-        from undertow.analysis.run import inspect_fidelity
+    elif options.command == "chains":
+        from undertow.evaluation.chains import write_chains
 
-        print(inspect_fidelity(options.run, options.examples))
+        print(write_chains(options.run, options.output, options.temperature, options.max_new_tokens, options.batch))
+    elif options.command == "inspect":
+        print("\n\n".join(inspect(options, overrides)))
     elif options.command == "bench":
         from undertow.benchmark import Bench, bench
         from undertow.config import apply_overrides, from_mapping

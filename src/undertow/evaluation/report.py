@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from undertow.errors import ConfigError
 from undertow.evaluation.accuracy import Accuracy
@@ -62,12 +63,7 @@ def accuracy_figure(
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError('figures need matplotlib; install it with: pip install "undertow[train]"') from error
-    figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
-    axes = figure.subplots()
+    figure, axes = new_axes()
     for (name, results), marker in zip(curves.items(), "osD^vP*X" * len(curves), strict=False):
         axes.plot(
             [r.length or 0 for r in results], [100 * r.share for r in results], marker=marker, markersize=4, label=name
@@ -79,6 +75,25 @@ def accuracy_figure(
     axes.set(title=title, xlabel=unit, ylabel="accuracy (%)", ylim=(0, 103))
     axes.grid(alpha=0.25)
     axes.legend(loc="lower left")
+    save_figure(figure, path)
+
+
+def new_axes() -> tuple[Any, Any]:
+    """An empty figure of the size that all of ours have.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError('figures need matplotlib; install it with: pip install "undertow[train]"') from error
+    figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
+    return figure, figure.subplots()
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as a PNG, whole or not at all."""
     temporary = path.with_name(f".{path.name}.writing")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(temporary, format="png")

@@ -14,7 +14,7 @@ from undertow.evaluation.loss import Loss, loss_per_token, loss_table
 from undertow.evaluation.report import accuracy_figure, accuracy_table
 from undertow.files import write_text
 from undertow.tasks import Example, encode_prompt
-from undertow.training.build import load, quiet_libraries
+from undertow.training.build import ADAPTER, load, quiet_libraries
 from undertow.training.recipe import Recipe
 from undertow.training.run import MODEL, RECIPE
 
@@ -41,24 +41,33 @@ def evaluate(run: Path, overrides: list[str]) -> str:
     recipes = [from_mapping(Recipe, apply_overrides(load_yaml(folder / RECIPE), overrides)) for folder in folders]
     recipe = recipes[-1]
     if recipe.task.measured_by == "loss":
-        losses = {folder.name: evaluate_loss(folder, recipe) for folder, recipe in zip(folders, recipes, strict=True)}
+        losses = {
+            folder.name: evaluate_loss(folder, recipe, suffix_of(folder, recipe))
+            for folder, recipe in zip(folders, recipes, strict=True)
+        }
         return f"{recipe.name}\n\n{loss_table(losses)}"
     pooled: dict[tuple[int | None, float], list[Accuracy]] = defaultdict(list)
     curves = {}
     for folder, recipe in zip(folders, recipes, strict=True):
-        results = evaluate_folder(folder, recipe)
+        results = evaluate_folder(folder, recipe, suffix_of(folder, recipe))
         curves[folder.name] = [result for result in results if result.temperature == 0 and result.length is not None]
         for result in results:
             pooled[result.length, result.temperature].append(result)
     if all(curves.values()):
-        trained = getattr(recipe.task, "max_length", None) or getattr(recipe.task, "max_operands", None)
-        accuracy_figure(curves, run / "accuracy.png", recipe.name, f"{recipe.task.kind}: length", trained)
+        longest = getattr(recipe.task, "max_length", None) or getattr(recipe.task, "max_operands", None)
+        accuracy_figure(curves, run / "accuracy.png", recipe.name, f"{recipe.task.kind}: length", longest)
     seeds = f" ({len(folders)} seeds together)" if len(folders) > 1 else ""
     return f"{recipe.name}{seeds}\n\n{accuracy_table([Accuracy.together(results) for results in pooled.values()])}"
 
 
-def evaluate_folder(folder: Path, recipe: Recipe) -> list[Accuracy]:
-    """Accuracies of one seed's model, also written to `accuracy.json` in its folder."""
+def suffix_of(folder: Path, recipe: Recipe) -> str:
+    """What the names of a recipe's results end in: its task's kind, if the folder's model was trained on another task."""
+    trained = from_mapping(Recipe, load_yaml(folder / RECIPE)).task
+    return "" if recipe.task == trained else f"-{recipe.task.kind}"
+
+
+def evaluate_folder(folder: Path, recipe: Recipe, suffix: str = "") -> list[Accuracy]:
+    """Accuracies of one seed's model, also written to `accuracy.json` in its folder, with a suffix for another test."""
     model, tokenizer = load(str(folder / MODEL))
     section = recipe.evaluation
     results = []
@@ -74,16 +83,19 @@ def evaluate_folder(folder: Path, recipe: Recipe) -> list[Accuracy]:
                 temperature,
                 section.max_new_tokens,
             )
-    write_text(folder / "accuracy.json", json.dumps([dataclasses.asdict(result) for result in results], indent=1) + "\n")
+    write_text(
+        folder / f"accuracy{suffix}.json", json.dumps([dataclasses.asdict(result) for result in results], indent=1) + "\n"
+    )
     return results
 
 
-def evaluate_loss(folder: Path, recipe: Recipe) -> Loss:
-    """The loss a token of one seed's model on its task's test split, also written to `loss.json` in its folder."""
+def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "") -> Loss:
+    """The loss a token of one seed's model on its task's test split, also written to `loss.json` in its folder, with a
+    suffix for another text."""
     model, tokenizer = load(str(folder / MODEL))
     loss = loss_per_token(model, tokenizer, recipe.task, recipe.evaluation.examples, recipe.evaluation.batch)
     written = dataclasses.asdict(loss) | {"perplexity": loss.perplexity}
-    write_text(folder / "loss.json", json.dumps(written, indent=1) + "\n")
+    write_text(folder / f"loss{suffix}.json", json.dumps(written, indent=1) + "\n")
     return loss
 
 
@@ -100,7 +112,7 @@ def continue_prompt(run: Path, prompt: str, max_new_tokens: int, temperature: fl
     if temperature < 0:
         raise ConfigError(f"temperature is {temperature}; use 0 for greedy answers, or more")
     quiet_libraries()
-    is_model = (run / "config.json").is_file() or not run.is_dir()
+    is_model = any((run / name).is_file() for name in ("config.json", ADAPTER)) or not run.is_dir()
     folder = run if is_model else seed_folders(run)[0] / MODEL
     model, tokenizer = load(str(folder))
     if not encode_prompt(prompt, tokenizer):

@@ -1,5 +1,10 @@
 """The one room that knows transformers' insides: it joins pathways and solvers to a model."""
 
+from importlib.util import find_spec
+
 from undertow.host.attach import attach, detach, report, set_solver
+
+if find_spec("peft") is not None:
+    import undertow.host.adapters  # noqa: F401  # PEFT learns to load adapters with a recurrence
 
 __all__ = ["attach", "detach", "report", "set_solver"]

@@ -45,6 +45,7 @@ class Attachment(nn.Module):
         report: what the solver did in the last forward.
         owners: the model and the backbone that it is part of.
         stack_name: the attribute of the backbone that holds its layers.
+        only_in_adapters: whether it came with a PEFT adapter (`adapters.py`) and rests while no such adapter is in use.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Attachment(nn.Module):
         self.owners = owners
         self.input_names = list(inspect.signature(owners.backbone.forward).parameters)
         self.report: SolverReport | None = None
+        self.only_in_adapters = False
         config = owners.model.config.get_text_config()
         heads = getattr(config, "num_attention_heads", 1)
         self.grouped_queries = getattr(config, "num_key_value_heads", heads) not in (None, heads)
@@ -206,7 +208,11 @@ def drop_mask(model: nn.Module, args: Any, output: Any) -> None:
 def enter(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     if isinstance(current_forward.get(), Observer):
         return args, kwargs
-    attachment = in_use(backbone._modules[ATTACHMENT])
+    wrapped: Any = backbone._modules[ATTACHMENT]
+    attachment = in_use(wrapped)
+    if attachment is not wrapped and attachment.only_in_adapters and attachment is wrapped.original_module:
+        kwargs.pop("recurrent_mask", None)
+        return args, kwargs
     if not attachment.layouts:
         learn(attachment)
     inputs = {**dict(zip(attachment.input_names, args, strict=False)), **kwargs}

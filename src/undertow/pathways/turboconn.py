@@ -77,12 +77,34 @@ class TurboConn(Recurrence):
         sources, destinations, min_gap = PRESETS[name]
         return cls.wired(sources, destinations, min_gap, lag=lag, alpha=alpha, rank=rank)
 
+    def advice(self, pretrained: bool) -> str | None:
+        """What the paper has against this lag and alpha (section 4.4.2), in a sentence; None if nothing.
+
+        With alpha 100, Parity fell to chance at a lag of 8 and of 16, and rose to 100 % at 4 and 6. With alpha 1 every lag
+        gained, but a small one less than it could. The second holds for pretrained models: those trained from scratch
+        at high learning rates make use of the connections without a multiplier.
+        """
+        if self.lag >= LARGE_LAG and self.alpha >= LARGE_ALPHA:
+            return (
+                f"lag {self.lag} with alpha {self.alpha:g} goes against TurboConn's paper, where Parity fell to chance with "
+                f"alpha 100 from lag {LARGE_LAG} on; use alpha 1, or a lag of 4 to 6"
+            )
+        if pretrained and self.lag <= SMALL_LAG and self.alpha <= SMALL_ALPHA:
+            return (
+                f"lag {self.lag} with alpha {self.alpha:g} goes against TurboConn's paper, where a small lag gained more "
+                "with alpha 100; use that, or a larger lag, which trains faster"
+            )
+        return None
+
     def build(self, layers: int, width: int, decode: Decode | None = None) -> TurboConnPathway:
         for source, destination in self.connections:
             check_layer("TurboConn's source layer", source, layers)
             check_layer("TurboConn's destination layer", destination, layers)
         return TurboConnPathway(self, width)
 
+
+# What the paper's advice calls large and small: it tried lags 4, 6, 8 and 16 with alpha 1 and 100.
+LARGE_LAG, LARGE_ALPHA, SMALL_LAG, SMALL_ALPHA = 8, 50.0, 4, 2.0
 
 PRESETS: dict[str, tuple[range, range, int]] = {
     "llama-3.2-1b": (range(6, 15, 2), range(0, 9, 2), 6),

@@ -2,6 +2,7 @@
 
 from undertow.tasks.arithmetic import MultiStepArithmetic
 from undertow.tasks.base import GeneratedTask, PromptedTask, Task, split_of
+from undertow.tasks.big_bench import BigBenchArithmetic
 from undertow.tasks.dataset import PadCollator, TaskDataset
 from undertow.tasks.encode import encode, encode_prompt
 from undertow.tasks.example import Example, Split
@@ -11,12 +12,15 @@ from undertow.tasks.parity import Parity
 from undertow.tasks.text import Text
 from undertow.tasks.tokenizer import character_tokenizer
 
-TASKS: dict[str, type[Task]] = {task.kind: task for task in (Parity, MultiStepArithmetic, GroupTracking, GSM8K, Text)}
+TASKS: dict[str, type[Task]] = {
+    task.kind: task for task in (Parity, MultiStepArithmetic, BigBenchArithmetic, GroupTracking, GSM8K, Text)
+}
 """Every task by its kind, as recipes name it."""
 
 __all__ = [
     "GSM8K",
     "TASKS",
+    "BigBenchArithmetic",
     "Example",
     "GeneratedTask",
     "GroupTracking",

@@ -51,6 +51,10 @@ class MultiStepArithmetic(PromptedTask):
             return Example(f"({text})=".replace(" ", ""), str(value), operands)
         return Example(paper_prompt(_QUESTION, f"({text}) ="), f" {value}", operands)
 
+    def choices(self) -> tuple[str, ...]:
+        """See `Task.choices`."""
+        return tuple("0123456789")
+
     def characters(self) -> str:
         """See `Task.characters`."""
         alphabet = "0123456789+-*()="

@@ -66,6 +66,10 @@ class Task(ABC):
         example = self.example(split, index)
         return len(example.prompt) + len(example.completion)
 
+    def choices(self) -> tuple[str, ...]:
+        """The answers that there can be, without blanks, where they are a few known ones; none otherwise."""
+        return ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedTask(Task):

@@ -46,6 +46,10 @@ class Parity(PromptedTask):
             return Example(f"{bits}=", answer, count)
         return Example(paper_prompt(_QUESTION, " ".join(bits)), f" {answer}", count)
 
+    def choices(self) -> tuple[str, ...]:
+        """See `Task.choices`."""
+        return ("0", "1")
+
     def characters(self) -> str:
         """See `Task.characters`."""
         return "".join(sorted(set("01=" if self.template == "bare" else paper_prompt(_QUESTION, "0 1"))))

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
@@ -16,6 +23,7 @@ from undertow.host import attach, set_solver
 from undertow.tasks import character_tokenizer
 from undertow.training.recipe import LoRASection, ModelSection, Recipe
 
+ADAPTER = "adapter_config.json"
 # What the architectures call a setting that not all of them have.
 NAMES = {
     "key_value_heads": ("num_key_value_heads",),
@@ -37,19 +45,59 @@ def build(recipe: Recipe, seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
     else:
         tokenizer = tokenizer_for(recipe)
         model = from_scratch(recipe.model, tokenizer)
+    return equip(model, recipe), tokenizer
+
+
+def outline(recipe: Recipe) -> Any:
+    """The model of a recipe as `build` makes it, on the meta device: shapes and names, no weights, whatever its size.
+
+    Raises:
+        ConfigError, CheckpointError, UnsupportedArchitectureError: as `build`, but that only `config.json` is read of a
+            pretrained model.
+    """
+    with torch.device("meta"):
+        if recipe.model.path is None:
+            model = from_scratch(recipe.model, tokenizer_for(recipe))
+        else:
+            try:
+                model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model.path))
+            except UndertowError:
+                raise
+            except Exception as error:  # transformers raises any kind
+                raise CheckpointError(f"{recipe.model.path} has no model config: {first_line(error)}") from error
+        return equip(model, recipe)
+
+
+def equip(model: Any, recipe: Recipe) -> Any:
+    """The model with the recipe's recurrence and its adapters."""
     if recipe.recurrence is not None:
         attach(model, recipe.recurrence, recipe.solver)
     elif has_recurrence(model):
         set_solver(model, recipe.solver)
-    return (model if recipe.lora is None else with_adapters(model, recipe.lora)), tokenizer
+    return model if recipe.lora is None else with_adapters(model, recipe.lora)
+
+
+def count_parameters(model: Any) -> dict[str, int]:
+    """The parameters of a recipe's model: all, those that are trained, and of these the adapters' and the recurrence's."""
+    named = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    # PEFT trains a copy of the recurrence and keeps the one that it copied, which does nothing.
+    idle = sum(p.numel() for name, p in model.named_parameters() if ".recurrence.original_module." in name)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()) - idle,
+        "trainable": sum(named.values()),
+        "adapters": sum(count for name, count in named.items() if ".lora_" in name),
+        "recurrence": sum(count for name, count in named.items() if ".recurrence." in name),
+    }
 
 
 def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
-    """A pretrained model in fp32 and its tokenizer, from a folder or a hub name.
+    """A pretrained model in fp32 and its tokenizer, from a folder or a hub name; adapters are merged into their base model.
 
     Raises:
         CheckpointError: there is no model there, or it cannot be loaded.
     """
+    if (Path(path) / ADAPTER).is_file():
+        return load_adapter(Path(path))
     exists = Path(path).exists()
     if exists and not (Path(path) / "config.json").is_file():
         raise CheckpointError(f"{path} is no checkpoint: it has no config.json; give a folder that save_pretrained wrote")
@@ -69,6 +117,42 @@ def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
     return model, tokenizer
+
+
+def load_adapter(folder: Path) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The base model of an adapter with the adapter merged into it, its recurrence attached, and the base's tokenizer.
+
+    Raises:
+        CheckpointError: the base model is not there or another one, or the adapter lacks weights.
+    """
+    try:
+        from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+        from peft.utils.save_and_load import load_peft_weights
+    except ImportError as error:
+        raise ConfigError(f'{folder} needs the package peft; install it with: pip install "undertow[train]"') from error
+    try:
+        base_path = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+        weights = load_peft_weights(str(folder), device="cpu")
+    except Exception as error:  # json, peft and safetensors raise any kind
+        raise CheckpointError(f"the adapter in {folder} cannot be read: {first_line(error)}") from error
+    if not base_path:
+        raise CheckpointError(f"{folder}/{ADAPTER} does not name its base model; set base_model_name_or_path there")
+    try:
+        base, tokenizer = load(base_path)
+    except CheckpointError as error:
+        raise CheckpointError(f"the base model of the adapter in {folder} is missing: {error}") from error
+    try:
+        model = PeftModel.from_pretrained(base, str(folder))
+    except UndertowError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    except KeyError as error:  # what PEFT says of a missing weight of the recurrence
+        raise CheckpointError(f"the adapter in {folder} lacks weights, {error.args[0]} among them") from error
+    except Exception as error:
+        raise CheckpointError(f"the adapter in {folder} does not fit {base_path}: {first_line(error)}") from error
+    missing = sorted(set(get_peft_model_state_dict(model)) - set(weights))
+    if missing:  # PEFT leaves others as they start
+        raise CheckpointError(f"the adapter in {folder} lacks weights, {missing[0]} among them")
+    return model.merge_and_unload(), tokenizer
 
 
 def tokenizer_for(recipe: Recipe) -> PreTrainedTokenizerBase:

@@ -6,10 +6,10 @@ import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 from transformers import PreTrainedTokenizerBase
 
-from undertow.errors import DataError
+from undertow.errors import ConfigError, DataError
 from undertow.tasks import Task, TaskDataset
 from undertow.tasks.base import GeneratedTask
 from undertow.training.recipe import TrainingSection
@@ -20,24 +20,30 @@ BUCKET_BATCHES = 50
 
 def training_set(
     task: Task, tokenizer: PreTrainedTokenizerBase, section: TrainingSection, seed: int
-) -> tuple[Dataset[dict[str, list[int]]], int]:
+) -> tuple[Subset[dict[str, list[int]]], int]:
     """The examples of the whole training in their order, and how many of the split were too long.
 
-    A pure function of its arguments, so that a resumed run goes on with the batch after the last one. A finite split is
-    shuffled anew for each pass.
+    A pure function of its arguments, so that a resumed run goes on with the batch after the last one. A finite number of
+    examples is shuffled anew for each pass. The training has as many examples as fill its optimiser steps.
 
     Raises:
+        ConfigError: epochs of a task that has no end.
         DataError: every example is too long.
     """
-    wanted = section.steps * section.batch * section.accumulate
-    endless = task.size("train", tokenizer) is None
+    a_step = section.batch * section.accumulate
+    wanted = section.steps * a_step
+    size = task.size("train", tokenizer)
+    count = size if section.examples is None else section.examples
+    endless = count is None
+    if endless and section.epochs is not None:
+        raise ConfigError(f"training.epochs is set, but {task.kind} is generated without end; set training.examples as well")
     if isinstance(task, GeneratedTask):  # each seed draws examples of its own
         task = dataclasses.replace(task, seed=task.seed + seed)
     dataset = TaskDataset(
         task,
         "train",
         tokenizer,
-        wanted if endless else None,
+        wanted if endless else count,
         max_tokens=section.max_tokens,
         overlong="error" if section.max_tokens is None else "skip",
     )
@@ -46,6 +52,8 @@ def training_set(
             f"no training example is left: all {dataset.skipped} have more than {section.max_tokens} tokens; "
             "raise training.max_tokens"
         )
+    if section.epochs is not None:
+        wanted = -(-section.epochs * len(dataset) // a_step) * a_step
     generator = random.Random(seed)
     order: list[int] = []
     while len(order) < wanted:

@@ -8,7 +8,7 @@ from typing import Literal
 from undertow.errors import ConfigError
 from undertow.pathways import T2MLR, SoftToken, TurboConn
 from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential
-from undertow.tasks import GSM8K, GeneratedTask, GroupTracking, MultiStepArithmetic, Parity, Text
+from undertow.tasks import GSM8K, BigBenchArithmetic, GeneratedTask, GroupTracking, MultiStepArithmetic, Parity, Text
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,9 @@ class LoRASection:
     """Dropout on the adapters' input."""
     targets: tuple[str, ...] | None = None
     """Names of the adapted linear layers; all of them but the head if left out."""
+    save: Literal["merged", "adapter"] = "merged"
+    """What a run leaves behind: a whole model with the adapters merged into it, or a small folder with adapters and
+    recurrence, which PEFT loads on the base model."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "rank", "alpha")
@@ -70,16 +73,24 @@ class TrainingSection:
 
     steps: int = 1000
     """Optimiser steps."""
+    epochs: int | None = None
+    """Passes over the training examples; if it is set, steps follow from it."""
+    examples: int | None = None
+    """Train on the first so many examples of the split, again and again; if left out on all of a data set, and on a
+    generated task's without end."""
     batch: int = 64
     """Examples a forward pass."""
     accumulate: int = 1
     """Forward passes whose gradients make one step."""
     learning_rate: float = 1e-3
     """Peak learning rate."""
-    schedule: Literal["constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"
-    """How the learning rate goes on after the warm-up."""
+    schedule: Literal["constant_with_warmup", "linear", "cosine", "cosine_restarts"] = "constant_with_warmup"
+    """How the learning rate goes on after the warm-up. cosine_restarts, TurboConn's, begins anew every so many steps, with
+    the warm-up."""
     warmup_steps: int = 100
     """Steps over which the learning rate rises from zero."""
+    restart_every: int = 1000
+    """Steps from one start of cosine_restarts to the next."""
     gate_multiplier: float = 1.0
     """How much faster T²MLR's two gammas learn than the rest. They start at zero and open the recurrence, so small models
     learn much sooner with 10 to 30; the paper's code takes 100 for GSM8K."""
@@ -109,24 +120,17 @@ class TrainingSection:
     """CPU threads of the training process; the machine's default if left out."""
 
     def __post_init__(self) -> None:
-        at_least(
-            1,
-            self,
-            "steps",
-            "batch",
-            "accumulate",
-            "max_tokens",
-            "log_every",
-            "evaluate_every",
-            "save_every",
-            "compare_every",
-            "threads",
-        )
+        at_least(1, self, "steps", "epochs", "examples", "batch", "accumulate", "max_tokens", "restart_every")
+        at_least(1, self, "log_every", "evaluate_every", "save_every", "compare_every", "threads")
         at_least(0, self, "warmup_steps", "weight_decay", "clip", "evaluate_examples")
         if self.learning_rate <= 0:
             raise ConfigError(f"learning_rate is {self.learning_rate}; use more than 0")
         if not 0 <= self.beta2 < 1:
             raise ConfigError(f"beta2 is {self.beta2}; use 0 or more, and less than 1")
+        if self.schedule == "cosine_restarts" and self.restart_every <= self.warmup_steps:
+            raise ConfigError(
+                f"restart_every is {self.restart_every}, but the warm-up takes {self.warmup_steps} steps; make it longer"
+            )
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,7 @@ class Recipe:
 
     name: str
     """Name of the run, and of its folder."""
-    task: Parity | MultiStepArithmetic | GroupTracking | GSM8K | Text
+    task: Parity | MultiStepArithmetic | BigBenchArithmetic | GroupTracking | GSM8K | Text
     """What to learn."""
     output: str = "runs"
     """Folder that the run's folder is made in."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import shutil
+import statistics
 import subprocess
 import sys
 from dataclasses import fields
@@ -21,12 +23,14 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from undertow.config import apply_overrides, from_mapping, load_yaml, save_yaml, to_mapping
 from undertow.errors import CheckpointError
 from undertow.files import replacing_folder, write_text
+from undertow.pathways import TurboConn
 from undertow.solvers import Sequential
 from undertow.tasks import PadCollator, TaskDataset
 from undertow.training.build import build, has_recurrence, quiet_libraries
 from undertow.training.data import training_set
 from undertow.training.log import Progress, RunLog
-from undertow.training.recipe import Recipe
+from undertow.training.recipe import Recipe, TrainingSection
+from undertow.training.schedule import cosine_restarts
 from undertow.training.solver_gap import SolverGap
 
 RECIPE, VERSIONS, LOG, MODEL = "recipe.yaml", "versions.json", "log.jsonl", "model"
@@ -61,6 +65,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         torch.set_num_threads(section.threads)
     built, tokenizer = build(recipe, seed)
     dataset, skipped = training_set(recipe.task, tokenizer, section, seed)
+    a_step = section.batch * section.accumulate
     held_out = held_out_set(recipe, tokenizer)
     checkpoint = last_checkpoint(folder)
 
@@ -75,12 +80,16 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         examples_left_out=skipped + held_out.skipped,
         threads=torch.get_num_threads(),
     )
+    sets: Any = {"training": dataset.dataset, "held-out": held_out}
+    for text in remarks(recipe, sets):
+        print(f"undertow: {text}", file=sys.stderr)
+        log.write(event="remark", text=text)
     progress = Progress(description or f"{recipe.name} seed {seed}")
     watches = has_recurrence(built) and not isinstance(recipe.solver, Sequential)
     trainer = RecipeTrainer(
-        section.gate_multiplier,
+        section,
         model=built,
-        args=arguments(recipe, folder, seed, evaluates=len(held_out) > 0),
+        args=arguments(recipe, folder, seed, evaluates=len(held_out) > 0, steps=len(dataset) // a_step),
         train_dataset=dataset,
         eval_dataset=held_out if len(held_out) else None,
         data_collator=PadCollator(tokenizer),
@@ -94,9 +103,10 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         progress.close()
     if len(held_out):
         trainer.evaluate()
+    log.write(event="end", **trainer.lengths(recipe))
 
     model: Any = trainer.model
-    if recipe.lora is not None:
+    if recipe.lora is not None and recipe.lora.save == "merged":
         model = model.merge_and_unload()
     model.config.use_cache = True
     with replacing_folder(folder / MODEL) as saving:  # a folder called model is a finished run
@@ -107,12 +117,47 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
     return folder
 
 
+def remarks(recipe: Recipe, sets: dict[str, TaskDataset]) -> list[str]:
+    """What is to be known of a training before it starts: what was left out, and settings that a paper advises against."""
+    found = [
+        f"{examples.skipped:,} of {len(examples) + examples.skipped:,} {name} examples are left out: "
+        f"they have more than training.max_tokens, {recipe.training.max_tokens}"
+        for name, examples in sets.items()
+        if examples.skipped
+    ]
+    if isinstance(recipe.recurrence, TurboConn):
+        advice = recipe.recurrence.advice(pretrained=recipe.model.path is not None)
+        found += [] if advice is None else [advice]
+    return found
+
+
 class RecipeTrainer(Trainer):
     """A Trainer that takes the examples in the order that `training_set` chose; its gates learn at their own rate."""
 
-    def __init__(self, gate_multiplier: float, **settings: Any) -> None:
+    def __init__(self, section: TrainingSection, **settings: Any) -> None:
         super().__init__(**settings)
-        self.gate_multiplier = gate_multiplier
+        self.section, self.gate_multiplier = section, section.gate_multiplier
+        self.padded: list[int] = []
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.padded.append(inputs["input_ids"].shape[1])
+        return super().training_step(model, inputs, *args, **kwargs)
+
+    def lengths(self, recipe: Recipe) -> dict[str, float]:
+        """The mean number of tokens of a batch, padding included, and of groups that an exact rollout of it goes through."""
+        if not self.padded:
+            return {}
+        lag = 1 if recipe.recurrence is None else getattr(recipe.recurrence, "lag", 1)
+        groups = [1 if recipe.recurrence is None else -(-tokens // lag) for tokens in self.padded]
+        return {"tokens": statistics.mean(self.padded), "groups": statistics.mean(groups)}
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        if self.section.schedule != "cosine_restarts" or self.lr_scheduler is not None:
+            return super().create_scheduler(num_training_steps, optimizer)
+        shape = functools.partial(cosine_restarts, warmup=self.section.warmup_steps, period=self.section.restart_every)
+        scheduled: Any = self.optimizer if optimizer is None else optimizer
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(scheduled, shape)
+        return self.lr_scheduler
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
@@ -141,17 +186,21 @@ class RecipeTrainer(Trainer):
             ) from error
 
 
-def arguments(recipe: Recipe, folder: Path, seed: int, evaluates: bool = True) -> TrainingArguments:
+def arguments(
+    recipe: Recipe, folder: Path, seed: int, evaluates: bool = True, steps: int | None = None
+) -> TrainingArguments:
     section = recipe.training
     checkpointing: dict[str, Any] = {CHECKPOINTING: section.activation_checkpointing}
+    steps = section.steps if steps is None else steps
+    restarts = section.schedule == "cosine_restarts"  # which the Trainer does not know
     return TrainingArguments(
         output_dir=str(folder),
-        max_steps=section.steps,
+        max_steps=steps,
         per_device_train_batch_size=section.batch,
         per_device_eval_batch_size=section.batch,
         gradient_accumulation_steps=section.accumulate,
         learning_rate=section.learning_rate,
-        lr_scheduler_type=section.schedule,
+        lr_scheduler_type="constant_with_warmup" if restarts else section.schedule,
         warmup_steps=section.warmup_steps,
         weight_decay=section.weight_decay,
         adam_beta2=section.beta2,
@@ -162,7 +211,7 @@ def arguments(recipe: Recipe, folder: Path, seed: int, evaluates: bool = True) -
         eval_strategy="steps" if evaluates and section.evaluate_every is not None else "no",
         eval_steps=section.evaluate_every,
         save_strategy="no" if section.save_every is None else "steps",
-        save_steps=section.save_every or section.steps,
+        save_steps=section.save_every or steps,
         save_total_limit=2,
         seed=seed,
         use_cpu=not torch.cuda.is_available(),
