@@ -85,7 +85,8 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         print(f"undertow: {text}", file=sys.stderr)
         log.write(event="remark", text=text)
     progress = Progress(description or f"{recipe.name} seed {seed}")
-    watches = has_recurrence(built) and not isinstance(recipe.solver, Sequential)
+    recurrent = recipe.recurrence is not None or has_recurrence(built)
+    watches = recurrent and not isinstance(recipe.solver, Sequential)
     trainer = RecipeTrainer(
         section,
         model=built,
