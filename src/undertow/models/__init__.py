@@ -1,0 +1,1 @@
+"""Native models: architectures that transformers does not have."""
