@@ -15,6 +15,7 @@ from undertow.errors import (
     UnsupportedArchitectureError,
 )
 from undertow.host import attach, detach, report, set_solver
+from undertow.models import HuginnConfig, HuginnForCausalLM
 from undertow.pathways import T2MLR, SoftToken, TurboConn
 from undertow.solvers import Chunked, Jacobi, Scan, Sequential, SolverReport
 
@@ -26,6 +27,8 @@ __all__ = [
     "Chunked",
     "ConfigError",
     "DataError",
+    "HuginnConfig",
+    "HuginnForCausalLM",
     "Jacobi",
     "Scan",
     "Sequential",
