@@ -36,7 +36,7 @@ def _model(seed: int, **shape: int) -> HuginnForCausalLM:
             if parameter.ndim == 1:
                 parameter.uniform_(0.5, 1.5)
             elif "wte" not in name:
-                parameter.normal_(0, 0.25)
+                parameter.normal_(0, 0.15)
     return model
 
 
