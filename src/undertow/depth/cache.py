@@ -9,15 +9,21 @@ As cache layers the entries go where their row goes: beam search, cropping and r
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import GenerationMixin
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from undertow.depth.policy import CachePolicy, Full
 from undertow.errors import DataError
 
+# The library's keyword for the cache: `past_key_values` up to transformers 5.23, `cache` since.
+CACHE = (
+    "cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
+)
 # Tokens to make room for where nobody says how many will come; the room doubles when it is full.
 FIRST_TOKENS = 64
 
@@ -305,6 +311,12 @@ class CacheMemory:
         return self.used / self.tokens if self.tokens else 0.0
 
     tokens: int = 0
+
+
+def rewind(cache: Cache, tokens: int) -> None:
+    """Take the last tokens back; what the buffers hold of them stays until others overwrite it."""
+    for layer in cache.layers if tokens else ():
+        layer.crop(-tokens)  # type: ignore[union-attr]
 
 
 def cache_memory(cache: Cache) -> CacheMemory:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreT
 from transformers.cache_utils import Cache
 
 from undertow.depth.adaptive import iterate_until_done
-from undertow.depth.cache import DepthCache, Ledger, begin, finish
+from undertow.depth.cache import CACHE, DepthCache, Ledger, begin, finish
 from undertow.depth.exits import ExitRule
 from undertow.depth.initial import initial_state
 from undertow.depth.loop import Steps, iterate, steps_from
@@ -26,7 +26,7 @@ from undertow.models.huginn.blocks import (
     rotary_table,
 )
 from undertow.models.huginn.config import HuginnConfig
-from undertow.models.huginn.passes import CACHE, HuginnOutput, HuginnPass, check_exit, kept
+from undertow.models.huginn.passes import HuginnOutput, HuginnPass, check_exit, kept
 
 
 class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
@@ -157,8 +157,7 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
         context, positions, real = self.context(attention_mask, position_ids, batch, tokens, past, embedded.device, cache)
 
         forward = HuginnPass(self, embedded * self.config.embedding_scale, positions, context, cursor)
-        forward.embedding = hidden = forward.run("prelude", forward.embedding)
-        state = self.first_state(positions, hidden, state_seed, initial, warm_start, resume, ledger)
+        state = self.first_state(positions, embedded, state_seed, initial, warm_start, resume, ledger)
 
         logits = None
         if exit_rule is None:
@@ -166,12 +165,10 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
             state = iterate(forward.iterate, state, steps, start=resume, checkpointing=checkpointing, watch=watch)
             depths = torch.full((batch, tokens), steps.total, device=state.device)
         else:
-            check_exit(exit_rule, state, resume)
+            check_exit(exit_rule, forward.embedding, resume)
             outcome = iterate_until_done(forward, state, exit_rule, steps.total, real)
             state, depths, logits = outcome.states, outcome.depths, outcome.logits
-            forward = HuginnPass(self, hidden, positions, context, cursor)
-        if cursor is not None:
-            cursor.leave_loop()
+        forward.keep_all()
         if logits is None:
             finished = forward.finish(state)
             logits = self.head(finished[:, kept(logits_to_keep)])
@@ -183,7 +180,8 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return HuginnOutput(loss=loss, logits=logits, states=state, depths=depths, **({CACHE: cache} if given else {}))
+        held: dict[str, Any] = {CACHE: cache} if given else {}
+        return HuginnOutput(loss=loss, logits=logits, states=state, depths=depths, **held)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits ``[B, T, V]`` of the normed output, in fp32."""

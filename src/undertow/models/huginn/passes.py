@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import GenerationMixin
-from transformers.cache_utils import Cache
-from transformers.modeling_outputs import ModelOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from undertow.depth.cache import Cursor
 from undertow.depth.exits import ExitRule
@@ -19,28 +16,16 @@ from undertow.models.huginn.blocks import Context
 if TYPE_CHECKING:
     from undertow.models.huginn.model import HuginnForCausalLM
 
-# The library's keyword for the cache: `past_key_values` up to transformers 5.23, `cache` since.
-CACHE = (
-    "cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
-)
-
 
 @dataclass
-class HuginnOutput(ModelOutput):
-    """What a forward returns.
+class HuginnOutput(CausalLMOutputWithPast):
+    """What a forward returns: loss, logits ``[B, T, V]`` in fp32, the cache under the library's name for it, and
 
     Attributes:
-        loss: next-token cross entropy, if labels were given.
-        logits: ``[B, T, V]`` in fp32.
-        cache, past_key_values: the cache, under the library's name for it.
         states: each token's last state ``[B, T, D]``, before the final norm.
         depths: the iterations that each token ran ``[B, T]``; 0 for padding where an exit rule chose.
     """
 
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-    cache: Cache | None = None
-    past_key_values: Cache | None = None
     states: torch.Tensor | None = None
     depths: torch.Tensor | None = None
 
@@ -63,8 +48,10 @@ class HuginnPass:
         context: Context,
         cursor: Cursor | None,
     ) -> None:
-        self.model, self.embedding, self.positions, self.context, self.cursor = model, embedding, positions, context, cursor
-        self.whole = embedding, positions, context
+        """`embedding` ``[B, T, D]`` is the scaled token embedding; the prelude runs here."""
+        self.model, self.positions, self.context, self.cursor = model, positions, context, cursor
+        self.embedding = self.run("prelude", embedding)
+        self.whole = self.embedding, positions, context
 
     def keep(self, rows: torch.Tensor) -> None:
         """See `AdaptivePass`."""
@@ -72,6 +59,12 @@ class HuginnPass:
         self.embedding, self.positions, self.context = embedding[rows], positions[rows], context.rows(rows)
         if self.cursor is not None:
             self.cursor.rows = rows
+
+    def keep_all(self) -> None:
+        """Out of the loop: all rows again."""
+        self.embedding, self.positions, self.context = self.whole
+        if self.cursor is not None:
+            self.cursor.leave_loop()
 
     def iterate(self, state: torch.Tensor, index: int, moving: torch.Tensor | None = None) -> torch.Tensor:
         """One iteration: the adapter on cat(state, e), then the core."""
@@ -101,13 +94,13 @@ class HuginnPass:
         raise ConfigError("Huginn has no exit gate; use a rule that looks at the state or the logits")
 
 
-def check_exit(rule: Any, state: torch.Tensor, resume: int) -> None:
+def check_exit(rule: Any, embedding: torch.Tensor, resume: int) -> None:
     """Refuse an exit rule that cannot work here."""
     if not isinstance(rule, ExitRule):
         raise ConfigError(f"exit_rule is {rule!r}; give one such as undertow.depth.LatentDifference(0.03)")
     if resume:
         raise ConfigError("an exit rule cannot resume from an earlier iteration; leave out one of exit_rule and resume")
-    if torch.is_grad_enabled() and state.requires_grad:
+    if torch.is_grad_enabled() and embedding.requires_grad:
         raise ConfigError("an exit rule works without gradients only; call the model under torch.no_grad()")
     if rule.needs_gate:
         raise ConfigError(f"the exit rule {rule.kind} needs a model with an exit gate, which this one has not")
