@@ -7,6 +7,7 @@ The model stays a `transformers` model: train it, generate with it and save it a
 `AutoModelForCausalLM.from_pretrained` load what such a model saved.
 """
 
+from undertow.depth.looped import Looped
 from undertow.errors import (
     CheckpointError,
     ConfigError,
@@ -14,7 +15,7 @@ from undertow.errors import (
     UndertowError,
     UnsupportedArchitectureError,
 )
-from undertow.host import attach, detach, report, set_solver
+from undertow.host import attach, depth_report, detach, report, set_solver
 from undertow.models import HuginnConfig, HuginnForCausalLM
 from undertow.pathways import T2MLR, SoftToken, TurboConn
 from undertow.solvers import Chunked, Jacobi, Scan, Sequential, SolverReport
@@ -30,6 +31,7 @@ __all__ = [
     "HuginnConfig",
     "HuginnForCausalLM",
     "Jacobi",
+    "Looped",
     "Scan",
     "Sequential",
     "SoftToken",
@@ -38,6 +40,7 @@ __all__ = [
     "UndertowError",
     "UnsupportedArchitectureError",
     "attach",
+    "depth_report",
     "detach",
     "report",
     "set_solver",

@@ -180,6 +180,7 @@ class Ledger(_Rows):
     def __init__(self, cursor: Cursor, tokens: int) -> None:
         super().__init__()
         self.cursor, self.tokens = cursor, tokens
+        self.closed = False  # a forward with gradients went by and left no entries
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.device = key_states.device
@@ -250,6 +251,11 @@ def depth_layers(cache: Cache, layers: int, policy: CachePolicy | None = None) -
     """
     for layer in cache.layers[layers:]:
         if isinstance(layer, Ledger):
+            if layer.closed:
+                raise DataError(
+                    "the cache was returned by a forward with gradients, which keeps no entries of the loop; fill a cache "
+                    "under torch.no_grad() to go on from it"
+                )
             return layer
     if cache.get_seq_length():
         raise DataError("the cache was filled without the recurrence in depth; start with an empty one")
@@ -280,9 +286,12 @@ def finish(cache: Cache, ledger: Ledger, states: torch.Tensor, depths: torch.Ten
     """
     rows = depths.amax(dim=1).clamp(min=1)
     least, most = int(rows.min()), int(rows.max())
+    stop = ledger.cursor.start + depths.shape[1]
     for layer in cache.layers:
-        if isinstance(layer, DepthLayer) and least < layer.slots:
-            layer.fill(layer.seen, least if least == most else rows)
+        if isinstance(layer, DepthLayer):
+            layer.seen = stop  # also where the loop leaves a layer out
+            if least < layer.slots:
+                layer.fill(stop, least if least == most else rows)
     ledger.record(states, depths)
 
 
