@@ -10,7 +10,7 @@ from small_looped import LOOPS, looped, padded, run
 
 import undertow
 from undertow import Looped
-from undertow.depth import Budget, DepthCache, Last, LatentDifference, Scripted, ledger_of
+from undertow.depth import Budget, DepthCache, KLDivergence, Last, LatentDifference, LearnedGate, Scripted, ledger_of
 from undertow.depth.speculative import generate_speculative
 from undertow.host.attach import find_attachment
 
@@ -63,7 +63,6 @@ def test_generate_with_depth_and_beams(name: str) -> None:
         cached = generate(model, ids, depth=3, attention_mask=torch.ones_like(ids), **settings)
         uncached = generate(model, ids, depth=3, attention_mask=torch.ones_like(ids), use_cache=False, **settings)
         assert torch.equal(cached, uncached)
-    assert not torch.equal(generate(model, ids, depth=3, output_logits=True), generate(model, ids, depth=1)) or True
     shallow = run(model, ids, depth=1, use_cache=False).logits
     assert difference(run(model, ids, depth=3, use_cache=False).logits, shallow) > 1e-2
 
@@ -71,8 +70,6 @@ def test_generate_with_depth_and_beams(name: str) -> None:
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("rule", ["latent", "scripted", "kl", "gate"])
 def test_exits_per_row(name: str, rule: str) -> None:
-    from undertow.depth import KLDivergence, LearnedGate
-
     loop = "whole" if rule == "gate" else "adapter"
     model = looped(name, loop)
     rules = {

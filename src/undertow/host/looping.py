@@ -74,6 +74,7 @@ class HostedLoop:
         self.learning = torch.is_grad_enabled() and (
             hidden.requires_grad or any(p.requires_grad for m in (self.loop, *recording.layers) for p in m.parameters())
         )
+        self.alone = alone
         self.check(alone)
         past = 0 if cache is None else int(cache.get_seq_length())
         if cache is not None and cache.is_compileable and past == 0 and not isinstance(cache, DepthCache):
@@ -171,7 +172,7 @@ class HostedLoop:
             cursor.leave_loop()
         if rollout is not None:
             rollout.iteration = 0
-        if embedding.shape[1] == self.tokens:
+        if self.alone:  # a rollout runs some tokens at a time, and nothing resumes from it
             self.state = state
         return state
 
