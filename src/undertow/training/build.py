@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from transformers.utils import logging
 
 from undertow.errors import CheckpointError, ConfigError, UndertowError, nearest
 from undertow.host import attach, set_solver
+from undertow.models import HuginnForCausalLM
 from undertow.tasks import character_tokenizer
+from undertow.training.depth import native_model
 from undertow.training.recipe import LoRASection, ModelSection, Recipe
 
 # What the architectures call a setting that not all of them have.
@@ -36,7 +39,14 @@ def build(recipe: Recipe, seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
         model, tokenizer = load(recipe.model.path)
     else:
         tokenizer = tokenizer_for(recipe)
-        model = from_scratch(recipe.model, tokenizer)
+        if recipe.depth is not None and recipe.depth.shape is not None:
+            model = native_model(recipe.depth, recipe.model, tokenizer)
+        else:
+            model = from_scratch(recipe.model, tokenizer)
+    if recipe.depth is not None and recipe.depth.looped is not None:
+        attach(model, dataclasses.replace(recipe.depth.looped, depth=recipe.depth.mean))
+    elif recipe.depth is not None and not loops(model):
+        raise ConfigError("depth says nothing of what to loop, and the model does not loop; set depth.looped or depth.shape")
     if recipe.recurrence is not None:
         attach(model, recipe.recurrence, recipe.solver)
     elif has_recurrence(model):
@@ -142,6 +152,11 @@ def differently_named(section: ModelSection, config_class: type[PreTrainedConfig
     if hasattr(example, "head_dim") and not isinstance(getattr(config_class, "head_dim", None), property):
         found["head_dim"] = section.width // section.heads
     return found
+
+
+def loops(model: Any) -> bool:
+    """Whether the model has a recurrence in depth."""
+    return isinstance(model, HuginnForCausalLM) or any(".recurrence.loop" in name for name, _ in model.named_modules())
 
 
 def has_recurrence(model: Any) -> bool:

@@ -24,6 +24,7 @@ from undertow.files import replacing_folder, write_text
 from undertow.tasks import PadCollator, TaskDataset
 from undertow.training.build import build, quiet_libraries
 from undertow.training.data import training_set
+from undertow.training.depth import DepthTraining
 from undertow.training.log import Progress, RunLog
 from undertow.training.recipe import Recipe
 
@@ -83,6 +84,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         data_collator=PadCollator(tokenizer),
         callbacks=[log, progress],
     )
+    trainer.depth, trainer.depth_seed = recipe.depth, seed
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
     try:
@@ -104,7 +106,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
     return folder
 
 
-class RecipeTrainer(Trainer):
+class RecipeTrainer(DepthTraining, Trainer):
     """A Trainer that takes the examples in the order that `training_set` chose; its gates learn at their own rate."""
 
     def __init__(self, gate_multiplier: float, **settings: Any) -> None:
@@ -207,7 +209,7 @@ def trained_part(recipe: Recipe) -> dict[str, Any]:
     """What of a recipe decides the weights, by dotted key."""
     sections = to_mapping(recipe)
     kept: dict[str, Any] = {}
-    for name in ("task", "model", "recurrence", "solver", "lora", "training"):
+    for name in ("task", "model", "recurrence", "depth", "solver", "lora", "training"):
         section = sections[name]
         if isinstance(section, dict):
             kept |= {f"{name}.{key}": value for key, value in section.items()}
