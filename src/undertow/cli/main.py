@@ -36,10 +36,14 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     command.add_argument("--max-new-tokens", type=int, default=64, help="longest answer in tokens (default 64)")
     command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
 
-    command = add("inspect", "Look into a run: fidelity compares each solver's loss and gradient with the exact rollout's.")
-    command.add_argument("what", choices=["fidelity"])
+    command = add(
+        "inspect",
+        "Look into a run: fidelity compares each solver's loss and gradient with the exact rollout's; depth shows what the "
+        "iterations of a recurrent-depth model do.",
+    )
+    command.add_argument("what", choices=["fidelity", "depth"])
     command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds")
-    command.add_argument("--examples", type=int, default=16, help="held-out examples to compare on (default 16)")
+    command.add_argument("--examples", type=int, default=16, help="held-out examples to look at (default 16)")
 
     command = add("bench", "Time a recurrence against a Transformer in one run: a table, and JSON.")
     command.add_argument("--output", type=Path, default=Path("runs/bench"), help="folder to write to (default runs/bench)")
@@ -102,9 +106,12 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
         print(continue_prompt(options.run, options.prompt, options.max_new_tokens, options.temperature))
     elif options.command == "inspect":
-        from undertow.analysis.run import inspect_fidelity
+        if options.what == "depth":
+            from undertow.analysis.inspect_depth import inspect_depth as inspect
+        else:
+            from undertow.analysis.run import inspect_fidelity as inspect
 
-        print(inspect_fidelity(options.run, options.examples))
+        print(inspect(options.run, options.examples))
     elif options.command == "bench":
         from undertow.benchmark import Bench, bench
         from undertow.config import apply_overrides, from_mapping
