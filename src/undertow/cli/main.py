@@ -16,7 +16,9 @@ WITH_SETTINGS = ("train", "eval", "bench")
 def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     """The parser. `help_for` names the command whose help is wanted, which costs the import of all settings."""
     main = argparse.ArgumentParser(prog="undertow", description="Recurrence for decoder-only language models.")
-    commands = main.add_subparsers(dest="command", required=True, metavar="train | eval | generate | inspect | bench | demo")
+    commands = main.add_subparsers(
+        dest="command", required=True, metavar="train | eval | generate | inspect | convert | bench | demo"
+    )
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
         epilog = OVERRIDES + settings_help(name) if name == help_for and name in WITH_SETTINGS else None
@@ -44,6 +46,20 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     command.add_argument("what", choices=["fidelity", "depth"])
     command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds")
     command.add_argument("--examples", type=int, default=16, help="held-out examples to look at (default 16)")
+
+    command = add(
+        "convert",
+        "Loop the layers of a pretrained model, or import Huginn's training weights, into a folder that from_pretrained loads.",
+    )
+    command.add_argument("source", help="folder or hub name of a model; with --huginn, a file or folder of weights")
+    command.add_argument("output", type=Path, help="folder to write to")
+    command.add_argument("--preset", help="layer picks of the retrofit paper, such as llama-3.2-1b")
+    for name in ("prelude", "core", "coda"):
+        command.add_argument(f"--{name}", help=f"layers of the {name}, 0-based, such as 0-3 or 0,2,5-7")
+    command.add_argument("--depth", type=int, default=4, help="iterations where nothing else is said (default 4)")
+    command.add_argument("--no-injection", action="store_true", help="let the state alone enter the core")
+    command.add_argument("--huginn", action="store_true", help="import weights as Huginn's training wrote them")
+    command.add_argument("--config", type=Path, help="with --huginn: config.json, if it is not beside the weights")
 
     command = add("bench", "Time a recurrence against a Transformer in one run: a table, and JSON.")
     command.add_argument("--output", type=Path, default=Path("runs/bench"), help="folder to write to (default runs/bench)")
@@ -87,6 +103,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def convert(options: argparse.Namespace) -> None:
+    from undertow.depth.looped import Looped
+    from undertow.training.convert import import_checkpoint, loop_checkpoint, picks
+
+    if options.huginn:
+        print(import_checkpoint(options.source, options.output, options.config))
+        return
+    settings = {"depth": options.depth, "injection": "none" if options.no_injection else "adapter"}
+    if options.preset is not None:
+        looped = Looped.preset(options.preset, **settings)
+    else:
+        looped = Looped(picks(options.prelude), picks(options.core), picks(options.coda), **settings)
+    print(loop_checkpoint(options.source, options.output, looped))
+
+
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     # Imported here, so that a command loads only what it needs.
     if options.command == "train":
@@ -112,6 +143,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
             from undertow.analysis.run import inspect_fidelity as inspect
 
         print(inspect(options.run, options.examples))
+    elif options.command == "convert":
+        convert(options)
     elif options.command == "bench":
         from undertow.benchmark import Bench, bench
         from undertow.config import apply_overrides, from_mapping
