@@ -49,7 +49,7 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
 
     command = add(
         "convert",
-        "Loop the layers of a pretrained model, or import Huginn's training weights, into a folder that from_pretrained loads.",
+        "Loop the layers of a pretrained model, or import Huginn's training weights, as a folder to load.",
     )
     command.add_argument("source", help="folder or hub name of a model; with --huginn, a file or folder of weights")
     command.add_argument("output", type=Path, help="folder to write to")

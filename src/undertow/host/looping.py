@@ -20,7 +20,6 @@ from undertow.host.arguments import Call, pick_rows, replace
 from undertow.host.checkpointing import checkpoints, without_checkpointing
 from undertow.host.rollout_cache import RolloutCache
 from undertow.host.stack import Recording
-from undertow.host.tokens import active_tokens
 from undertow.host.vocabulary import final_norm
 
 if TYPE_CHECKING:
@@ -92,7 +91,9 @@ class HostedLoop:
             self.ledger = begin(cache, len(recording.layers), batch, self.steps.total)
             past = self.ledger.seen
         self.past, self.batch, self.tokens = past, batch, tokens
-        self.real = active_tokens(inputs.get("attention_mask"), None, None, batch, tokens, past)
+        mask = inputs.get("attention_mask")
+        known = isinstance(mask, torch.Tensor) and mask.ndim == 2
+        self.real = mask[:, past : past + tokens].bool().expand(batch, -1) if known else None  # type: ignore[index]
         self.positions = self.absolute_positions(hidden.device)
         self.state = hidden.new_zeros(batch, tokens, 1)
         self.depths = torch.full((batch, tokens), self.steps.total, device=hidden.device)
