@@ -39,8 +39,7 @@ from undertow.evaluation.run import seed_folders
 from undertow.files import write_text
 from undertow.host.attach import find_attachment
 from undertow.models import HuginnForCausalLM
-from undertow.tasks import PadCollator
-from undertow.tasks.encode import encode
+from undertow.tasks import PadCollator, TaskDataset
 from undertow.training.build import load, quiet_libraries
 from undertow.training.recipe import Recipe
 from undertow.training.run import MODEL, RECIPE
@@ -74,11 +73,13 @@ def inspect_depth(run: Path, examples: int) -> str:
     mean = get_depth(model)
     depths = sorted({max(1, round(share * mean)) for share in SHARES})
     end = END * mean
-    batch = PadCollator(tokenizer)([encode(recipe.task.example("valid", i), tokenizer) for i in range(examples)])
+    held_out = TaskDataset(recipe.task, "valid", tokenizer, examples)
+    batch = PadCollator(tokenizer)([held_out[i] for i in range(examples)])
     model.eval()
 
     losses = loss_by_depth(model, batch, depths)
-    accuracies = accuracy_by_depth(model, tokenizer, recipe, depths, examples)
+    answers = getattr(recipe.task, "measured_by", "answers") == "answers"
+    accuracies = accuracy_by_depth(model, tokenizer, recipe, depths, examples) if answers else {}
     exits = measure_exits(model, batch, rules_for(model), end)
     states = iteration_states(model, batch, end)
     distances = convergence(states)
@@ -141,21 +142,22 @@ def figures(
     words: list[str],
 ) -> None:
     depth_figure({"held-out loss": losses}, output / "loss.png", "loss", mean)
-    depth_figure({"accuracy": accuracies}, output / "accuracy.png", "accuracy", mean)
+    if accuracies:
+        depth_figure({"accuracy": accuracies}, output / "accuracy.png", "accuracy", mean)
     exits_figure(exits, output / "exits.png")
     convergence_figure(distances, words, output / "convergence.png")
 
 
 def report(results: dict[str, Any], lens: torch.Tensor, words: list[str], tokenizer: Any, exits: Any) -> str:
     """The tables."""
-    mean = results["mean"]
+    mean, right = results["mean"], results["accuracy_by_depth"]
     by_depth = table(
         ["iterations", "held-out loss", "accuracy"],
         [
             [
                 f"{depth}{' (trained mean)' if depth == mean else ''}",
                 f"{loss:.4f}",
-                percent(results["accuracy_by_depth"][depth]),
+                percent(right[depth]) if right else "–",
             ]
             for depth, loss in results["loss_by_depth"].items()
         ],
