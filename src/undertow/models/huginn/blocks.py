@@ -52,12 +52,9 @@ def rotary_table(config: HuginnConfig) -> torch.Tensor:
 
 def rotate(heads: torch.Tensor, context: Context) -> torch.Tensor:
     """Turn each pair of neighbouring channels of ``[B, T, heads, head width]`` by its token's angle, in fp32."""
-    with torch.autocast(heads.device.type, enabled=False):
-        even, odd = heads.float().unflatten(-1, (-1, 2)).unbind(-1)
-        turned = torch.stack(
-            [even * context.cosines - odd * context.sines, odd * context.cosines + even * context.sines], dim=-1
-        )
-    return turned.flatten(-2).type_as(heads)
+    even, odd = heads.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cosines, sines = context.cosines, context.sines
+    return torch.stack([even * cosines - odd * sines, odd * cosines + even * sines], dim=-1).flatten(-2).type_as(heads)
 
 
 class RMSNorm(nn.Module):
@@ -69,9 +66,9 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(hidden.device.type, enabled=False):
-            scaled = F.rms_norm(hidden.float(), (hidden.shape[-1],), eps=self.eps)
-            return scaled.type_as(hidden) * self.weight
+        if hidden.dtype == torch.float32:
+            return F.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.eps)
+        return F.rms_norm(hidden.float(), (hidden.shape[-1],), eps=self.eps).type_as(hidden) * self.weight
 
 
 class BranchEnd(nn.Linear):
@@ -98,7 +95,7 @@ class Attention(nn.Module):
         queries, keys = turned.split(self.heads, dim=2)
         queries, keys = queries.transpose(1, 2), keys.transpose(1, 2)
         if context.cache is not None:
-            keys, values = context.cache.update(keys, values, self.layer)
+            keys, values = context.cache.layers[self.layer].update(keys, values)
         attended = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=context.mask, is_causal=context.mask is None and queries.shape[2] > 1
         )
