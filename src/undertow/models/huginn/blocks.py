@@ -95,7 +95,7 @@ class Attention(nn.Module):
         queries, keys = turned.split(self.heads, dim=2)
         queries, keys = queries.transpose(1, 2), keys.transpose(1, 2)
         if context.cache is not None:
-            keys, values = context.cache.layers[self.layer].update(keys, values)
+            keys, values = context.cache.layers[self.layer].update(keys, values)  # type: ignore[union-attr]
         attended = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=context.mask, is_causal=context.mask is None and queries.shape[2] > 1
         )
