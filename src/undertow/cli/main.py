@@ -18,6 +18,7 @@ fidelity: each solver's loss and gradient against the exact rollout's.
 choices: how many possible answers a model rules out, and the accuracy to expect when sampling.
 lengths: accuracy by length of several runs, with the length up to which all is right.
 latency: recursions, time of a step and accuracy of several runs, over the Transformer's.
+depth: what the iterations of a recurrent-depth model do.
 parameters: how many a recipe would train, without loading any."""
 
 
@@ -25,7 +26,9 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     """The parser. `help_for` names the command whose help is wanted, which costs the import of all settings."""
     main = argparse.ArgumentParser(prog="undertow", description="Recurrence for decoder-only language models.")
     commands = main.add_subparsers(
-        dest="command", required=True, metavar="train | eval | study | generate | chains | inspect | bench | demo"
+        dest="command",
+        required=True,
+        metavar="train | eval | study | generate | chains | inspect | convert | bench | demo",
     )
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
@@ -65,14 +68,30 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     command.add_argument("--batch", type=int, default=64, help="problems at a time (default 64)")
 
     command = add("inspect", INSPECT)
-    command.add_argument("what", choices=["fidelity", "choices", "lengths", "latency", "parameters"])
+    command.add_argument("what", choices=["fidelity", "choices", "lengths", "latency", "parameters", "depth"])
     command.add_argument(
         "run", type=Path, nargs="+", help="folder of a run, or of one of its seeds; for parameters, a recipe"
     )
     command.add_argument(
-        "--examples", type=int, help="held-out examples: 16 for fidelity if left out, and 256 of each length for choices"
+        "--examples",
+        type=int,
+        help="held-out examples: 16 for fidelity and depth if left out, 256 of each length for choices",
     )
     command.add_argument("--output", type=Path, help="folder for what lengths and latency write (default: the first run's)")
+
+    command = add(
+        "convert",
+        "Loop the layers of a pretrained model, or import Huginn's training weights, as a folder to load.",
+    )
+    command.add_argument("source", help="folder or hub name of a model; with --huginn, a file or folder of weights")
+    command.add_argument("output", type=Path, help="folder to write to")
+    command.add_argument("--preset", help="layer picks of the retrofit paper, such as llama-3.2-1b")
+    for name in ("prelude", "core", "coda"):
+        command.add_argument(f"--{name}", help=f"layers of the {name}, 0-based, such as 0-3 or 0,2,5-7")
+    command.add_argument("--depth", type=int, default=4, help="iterations where nothing else is said (default 4)")
+    command.add_argument("--no-injection", action="store_true", help="let the state alone enter the core")
+    command.add_argument("--huginn", action="store_true", help="import weights as Huginn's training wrote them")
+    command.add_argument("--config", type=Path, help="with --huginn: config.json, if it is not beside the weights")
 
     command = add("bench", "Time a recurrence against a Transformer in one run: a table, and JSON.")
     command.add_argument("--output", type=Path, default=Path("runs/bench"), help="folder to write to (default runs/bench)")
@@ -121,7 +140,7 @@ def inspect(options: argparse.Namespace, overrides: list[str]) -> list[str]:
     from undertow.analysis import run as analysis
 
     what, output = options.what, options.output or options.run[0]
-    examples: Any = {"fidelity": 16, "choices": 256}.get(what) if options.examples is None else options.examples
+    examples: Any = {"fidelity": 16, "depth": 16, "choices": 256}.get(what) if options.examples is None else options.examples
     if what == "parameters":
         return [analysis.inspect_parameters(path, overrides) for path in options.run]
     refuse_settings(options, overrides)
@@ -131,6 +150,10 @@ def inspect(options: argparse.Namespace, overrides: list[str]) -> list[str]:
         return [compare.compare_latency(options.run, output)]
     if what == "choices":
         return [analysis.inspect_choices(path, examples) for path in options.run]
+    if what == "depth":
+        from undertow.analysis.inspect_depth import inspect_depth
+
+        return [inspect_depth(path, examples) for path in options.run]
     return [analysis.inspect_fidelity(path, examples) for path in options.run]
 
 
@@ -141,6 +164,21 @@ def refuse_settings(options: argparse.Namespace, overrides: list[str]) -> None:
         raise ConfigError(
             f"undertow {options.command} does not know {overrides[0]!r}; see undertow {options.command} --help"
         )
+
+
+def convert(options: argparse.Namespace) -> None:
+    from undertow.depth.looped import Looped
+    from undertow.training.convert import import_checkpoint, loop_checkpoint, picks
+
+    if options.huginn:
+        print(import_checkpoint(options.source, options.output, options.config))
+        return
+    settings = {"depth": options.depth, "injection": "none" if options.no_injection else "adapter"}
+    if options.preset is not None:
+        looped = Looped.preset(options.preset, **settings)
+    else:
+        looped = Looped(picks(options.prelude), picks(options.core), picks(options.coda), **settings)
+    print(loop_checkpoint(options.source, options.output, looped))
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -176,6 +214,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         print(write_chains(options.run, options.output, options.temperature, options.max_new_tokens, options.batch))
     elif options.command == "inspect":
         print("\n\n".join(inspect(options, overrides)))
+    elif options.command == "convert":
+        convert(options)
     elif options.command == "bench":
         from undertow.benchmark import Bench, bench
         from undertow.config import apply_overrides, from_mapping

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from transformers.utils import logging
 
 from undertow.errors import CheckpointError, ConfigError, UndertowError, nearest
 from undertow.host import attach, set_solver
+from undertow.models import HuginnForCausalLM
 from undertow.tasks import character_tokenizer
+from undertow.training.depth import native_model
 from undertow.training.recipe import LoRASection, ModelSection, Recipe
 
 ADAPTER = "adapter_config.json"
@@ -44,8 +47,15 @@ def build(recipe: Recipe, seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
         model, tokenizer = load(recipe.model.path)
     else:
         tokenizer = tokenizer_for(recipe)
-        model = from_scratch(recipe.model, tokenizer)
+        model = new_model(recipe, tokenizer)
     return equip(model, recipe), tokenizer
+
+
+def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """The recipe's model with random weights: a native recurrent-depth one, or one of transformers' architectures."""
+    if recipe.depth is not None and recipe.depth.shape is not None:
+        return native_model(recipe.depth, recipe.model, tokenizer)
+    return from_scratch(recipe.model, tokenizer)
 
 
 def outline(recipe: Recipe) -> Any:
@@ -57,7 +67,7 @@ def outline(recipe: Recipe) -> Any:
     """
     with torch.device("meta"):
         if recipe.model.path is None:
-            model = from_scratch(recipe.model, tokenizer_for(recipe))
+            model = new_model(recipe, tokenizer_for(recipe))
         else:
             try:
                 model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model.path))
@@ -70,6 +80,10 @@ def outline(recipe: Recipe) -> Any:
 
 def equip(model: Any, recipe: Recipe) -> Any:
     """The model with the recipe's recurrence and its adapters."""
+    if recipe.depth is not None and recipe.depth.looped is not None:
+        attach(model, dataclasses.replace(recipe.depth.looped, depth=recipe.depth.mean))
+    elif recipe.depth is not None and not loops(model):
+        raise ConfigError("depth says nothing of what to loop, and the model does not loop; set depth.looped or depth.shape")
     if recipe.recurrence is not None:
         attach(model, recipe.recurrence, recipe.solver)
     elif has_recurrence(model):
@@ -226,6 +240,11 @@ def differently_named(section: ModelSection, config_class: type[PreTrainedConfig
     if hasattr(example, "head_dim") and not isinstance(getattr(config_class, "head_dim", None), property):
         found["head_dim"] = section.width // section.heads
     return found
+
+
+def loops(model: Any) -> bool:
+    """Whether the model has a recurrence in depth."""
+    return isinstance(model, HuginnForCausalLM) or any(".recurrence.loop" in name for name, _ in model.named_modules())
 
 
 def has_recurrence(model: Any) -> bool:

@@ -9,6 +9,7 @@ from undertow.errors import ConfigError
 from undertow.pathways import T2MLR, SoftToken, TurboConn
 from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential
 from undertow.tasks import GSM8K, BigBenchArithmetic, GeneratedTask, GroupTracking, MultiStepArithmetic, Parity, Text
+from undertow.training.depth import DepthSection
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,8 @@ class Recipe:
     """The model."""
     recurrence: TurboConn | T2MLR | SoftToken | None = None
     """The recurrence in time; none for the plain model."""
+    depth: DepthSection | None = None
+    """The recurrence in depth; none for a model whose layers run once."""
     solver: Sequential | Scan | Jacobi | Chunked | Auto = field(default_factory=Auto)
     """How the states of a sequence are found in training."""
     lora: LoRASection | None = None
@@ -190,6 +193,11 @@ class Recipe:
             raise ConfigError(f"seeds holds {min(self.seeds)}; use 0 or more")
         if self.lora is not None and self.model.path is None:
             raise ConfigError("lora adapts a pretrained model, but model.path is not set; set it or remove lora")
+        if self.depth is not None and self.depth.shape is not None:
+            if self.model.path is not None:
+                raise ConfigError("depth.shape builds a model from scratch, but model.path is set; remove one of them")
+            if self.recurrence is not None:
+                raise ConfigError("a native model (depth.shape) takes no recurrence in time; loop a model's layers instead")
         if self.evaluation.lengths and not isinstance(self.task, GeneratedTask):
             raise ConfigError(f"evaluation.lengths is set, but {self.task.kind} reads a file as it is; remove it")
         for key in ("temperature", "max_new_tokens"):
