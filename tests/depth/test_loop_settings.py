@@ -2,11 +2,12 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers import ROUNDING, difference, tokens, unhosted
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from small_looped import looped, run
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -17,7 +18,7 @@ from undertow.config import from_mapping, to_mapping
 from undertow.depth import LearnedGate
 from undertow.depth.monitors import StateMonitor, state_measures
 from undertow.depth.objectives import exit_distribution, expected_loss, gate_loss
-from undertow.errors import ConfigError, DataError
+from undertow.errors import CheckpointError, ConfigError, DataError
 
 
 def test_presets() -> None:
@@ -100,6 +101,31 @@ def test_lora_beside_a_loop(tmp_path: Path) -> None:
     wrapped(input_ids=ids, labels=ids, depth=3).loss.backward()
     gradients = [name for name, p in wrapped.named_parameters() if p.grad is not None and float(p.grad.abs().sum()) > 0]
     assert any("lora" in name for name in gradients) and any("loop.adapter" in name for name in gradients)
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["loop", "loop and T²MLR"])
+def test_an_adapter_folder_brings_its_loop(both: bool, tmp_path: Path) -> None:
+    def base() -> Any:
+        return unhosted("llama")
+
+    model = undertow.attach(base(), undertow.Looped((0,), (1, 2), (3,), depth=3))
+    if both:
+        undertow.attach(model, undertow.T2MLR(0, 0))
+    config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["recurrence"], task_type="CAUSAL_LM")
+    wrapped, ids = get_peft_model(model, config).eval(), tokens(2, 5)
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1)
+    wrapped.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(base(), tmp_path).eval()
+    assert difference(run(loaded, ids).logits, run(wrapped, ids).logits) == 0
+    assert difference(run(loaded, ids, depth=1).logits, run(wrapped, ids).logits) > ROUNDING
+    other = undertow.attach(base(), undertow.Looped((0,), (1, 2), (3,), depth=2))
+    if both:
+        undertow.attach(other, undertow.T2MLR(0, 0))
+    with pytest.raises(CheckpointError, match="depth is 3, but this model's is 2"):
+        PeftModel.from_pretrained(other, tmp_path)
 
 
 def test_gate_objectives() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from safetensors import SafetensorError
@@ -21,6 +21,9 @@ from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError, nearest
 from undertow.files import replacing_folder, write_text
 from undertow.pathways import RECURRENCES, Recurrence
+
+if TYPE_CHECKING:
+    from undertow.host.attach import Attachment
 
 
 class UndertowConfig(PreTrainedConfig):
@@ -102,11 +105,7 @@ def read_config(config: UndertowConfig) -> tuple[type[PreTrainedModel], PreTrain
         base = dict(config.base)
         base_config = AutoConfig.for_model(base.pop("model_type"), **base)
         base_class = getattr(transformers, (config.architectures or base["architectures"])[0])
-        recurrences: list[Recurrence | Looped] = []
-        if config.looped:
-            recurrences.append(from_mapping(Looped, config.looped, where="looped"))
-        if config.recurrence or not recurrences:
-            recurrences.append(recurrence_from_mapping(config.recurrence))
+        recurrences = recurrences_from_mappings(config.recurrence, config.looped)
     except (KeyError, AttributeError, TypeError, IndexError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's config.json does not describe a hosted model: {error}") from error
     return base_class, base_config, recurrences
@@ -119,6 +118,26 @@ def recurrence_from_mapping(mapping: dict[str, Any]) -> Recurrence:
     if kind not in RECURRENCES:
         raise ConfigError(f"recurrence kind {kind!r} is unknown{nearest(kind, RECURRENCES)}; use {', '.join(RECURRENCES)}")
     return from_mapping(RECURRENCES[kind], settings, where="recurrence")
+
+
+def recurrences_of(attachment: Attachment) -> dict[str, dict[str, Any]]:
+    """What is attached, as plain data: a `recurrence` in time, a `looped` one in depth, or both."""
+    held = {"recurrence": attachment.settings, "looped": attachment.looped}
+    return {name: to_mapping(settings) for name, settings in held.items() if settings is not None}
+
+
+def recurrences_from_mappings(recurrence: dict[str, Any], looped: dict[str, Any]) -> list[Recurrence | Looped]:
+    """The settings that `recurrences_of` describes, in the order to attach them in.
+
+    Raises:
+        ConfigError: they describe none.
+    """
+    found: list[Recurrence | Looped] = []
+    if looped:
+        found.append(from_mapping(Looped, looped, where="looped"))
+    if recurrence or not found:
+        found.append(recurrence_from_mapping(recurrence))
+    return found
 
 
 def loading_class(base_class: Any, recurrences: list[Recurrence | Looped]) -> Any:
@@ -151,9 +170,7 @@ def save_pretrained(self: Any, save_directory: str | os.PathLike[str], *args: An
         raise ConfigError("save_pretrained cannot push at the same time; call push_to_hub on the model instead")
     if not kwargs.get("is_main_process", True):
         return
-    attachment = find_attachment(self)
-    held = {"recurrence": attachment.settings, "looped": attachment.looped}
-    recurrences = {name: to_mapping(settings) for name, settings in held.items() if settings is not None}
+    recurrences = recurrences_of(find_attachment(self))
     with replacing_folder(Path(save_directory)) as folder:
         type(self).save_pretrained(self, folder, *args, **kwargs)
         path = folder / "config.json"
