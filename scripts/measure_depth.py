@@ -3,8 +3,7 @@
     python scripts/measure_depth.py runs/depth-text/seed-0 [--rows 8] [--prompt 32] [--new 32]
 
 Every row of held-out text is decoded token by token, teacher-forced, so that all settings see the same text: the loss is
-that of decoding through the cache. Times are processor time of one thread, settings taking turns: what a machine with nothing
-else to do takes.
+that of decoding through the cache. Times are processor time of one thread, settings taking turns.
 """
 
 from __future__ import annotations
