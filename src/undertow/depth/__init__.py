@@ -18,8 +18,10 @@ from undertow.depth.exits import (
     Scripted,
 )
 from undertow.depth.loop import Steps
+from undertow.depth.looped import Looped
 from undertow.depth.policy import Anchor, Budget, CachePolicy, Full, Last
 from undertow.depth.sampler import FixedDepth, SampledDepth
+from undertow.depth.speculative import Speculation, generate_speculative
 
 __all__ = [
     "EXIT_RULES",
@@ -38,10 +40,13 @@ __all__ = [
     "Last",
     "LatentDifference",
     "LearnedGate",
+    "Looped",
     "MinPKL",
     "SampledDepth",
     "Scripted",
+    "Speculation",
     "Steps",
     "cache_memory",
+    "generate_speculative",
     "ledger_of",
 ]
