@@ -18,6 +18,8 @@ from typing import Any
 from peft import LoraConfig, LoraModel, PeftType
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 
+from undertow.config import to_mapping
+from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError
 from undertow.host.attach import ATTACHMENT, Attachment, attach, find_attachment, find_backbone
 from undertow.host.saving import recurrences_from_mappings, recurrences_of
@@ -84,14 +86,14 @@ def fit(model: Any, config: RecurrentLoraConfig) -> None:
             attach(model, recurrence)
         find_attachment(model).only_in_adapters = True
         return
-    wanted: dict[str, Any] = {"recurrence": config.recurrence, "looped": config.looped}
+    wanted = {"looped" if isinstance(one, Looped) else "recurrence": to_mapping(one) for one in recurrences}
     found = recurrences_of(find_attachment(model))
-    for name in wanted:
-        own = found.get(name, {})
-        for key in wanted[name] | own:
-            if wanted[name].get(key) != own.get(key):
+    for name in wanted | found:
+        own, other = found.get(name, {}), wanted.get(name, {})
+        for key in other | own:
+            if other.get(key) != own.get(key):
                 raise CheckpointError(
-                    f"the adapter was trained with a recurrence whose {key} is {wanted[name].get(key)}, but this model's is "
+                    f"the adapter was trained with a recurrence whose {key} is {other.get(key)}, but this model's is "
                     f"{own.get(key)}; load it on a base model without a recurrence, or with the same"
                 )
 
