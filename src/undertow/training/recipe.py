@@ -8,7 +8,17 @@ from typing import Literal
 from undertow.errors import ConfigError
 from undertow.pathways import T2MLR, SoftToken, TurboConn
 from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential
-from undertow.tasks import GSM8K, GeneratedTask, GroupTracking, MultiStepArithmetic, Parity, Text
+from undertow.tasks import (
+    GSM8K,
+    GeneratedTask,
+    GroupRetrieval,
+    GroupTracking,
+    MultiStepArithmetic,
+    Parity,
+    ProsQA,
+    Text,
+    VariableAssignment,
+)
 
 
 @dataclass(frozen=True)
@@ -158,7 +168,7 @@ class Recipe:
 
     name: str
     """Name of the run, and of its folder."""
-    task: Parity | MultiStepArithmetic | GroupTracking | GSM8K | Text
+    task: Parity | MultiStepArithmetic | GroupTracking | GroupRetrieval | VariableAssignment | ProsQA | GSM8K | Text
     """What to learn."""
     output: str = "runs"
     """Folder that the run's folder is made in."""
