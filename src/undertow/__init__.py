@@ -15,6 +15,7 @@ from undertow.errors import (
     UnsupportedArchitectureError,
 )
 from undertow.host import attach, detach, report, set_solver
+from undertow.models import LSTMForCausalLM as LSTMForCausalLM  # registers the native models with transformers
 from undertow.pathways import T2MLR, SoftToken, TurboConn
 from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential, SolverReport
 

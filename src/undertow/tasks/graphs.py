@@ -12,11 +12,12 @@ from itertools import pairwise
 from typing import Any
 
 LETTERS = string.ascii_lowercase + string.ascii_uppercase
-NAMES = tuple(["Alex", "Bob", "Carol", "Davis", "Eva", "Fae", "Gabriel", "Jack", "Max", "Oliver", "Polly", "Rex", "Sally", "Sam", "Stella", "Tom", "Wren"])
-KINDS = tuple(
-    f"{kind}pus"
-    for kind in ["bom", "boom", "brim", "chor", "dum", "fel", "fom", "ger", "gor", "grim", "gwom", "hil", "im", "jel", "jom", "ker", "lem", "lor", "num", "quim", "rem", "rom", "ror", "scrom", "shum", "ster", "stor", "ter", "tim", "tum", "vum", "wor", "wum", "yer", "yim", "yum", "zhor", "zum"]
+_PEOPLE = "Alex Bob Carol Davis Eva Fae Gabriel Jack Max Oliver Polly Rex Sally Sam Stella Tom Wren"
+_STEMS = (
+    "bom boom brim chor dum fel fom ger gor grim gwom hil im jel jom ker lem lor num quim rem rom ror scrom shum ster "
+    "stor ter tim tum vum wor wum yer yim yum zhor zum"
 )
+NAMES, KINDS = tuple(_PEOPLE.split()), tuple(f"{stem}pus" for stem in _STEMS.split())
 
 _NODES, _MEAN_PARENTS, _SHORTEST = 28, 1.5, 3
 # Which nodes a new one's parents are drawn from: those that only the first root reaches, only the second, or all.

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from undertow.errors import CheckpointError, ConfigError, UndertowError, nearest
 from undertow.host import attach, set_solver
+from undertow.models import LSTMConfig, with_pauses
 from undertow.tasks import character_tokenizer
 from undertow.training.recipe import LoRASection, ModelSection, Recipe
 
@@ -37,6 +38,8 @@ def build(recipe: Recipe, seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
     else:
         tokenizer = tokenizer_for(recipe)
         model = from_scratch(recipe.model, tokenizer)
+    if recipe.model.pauses:
+        model = with_pauses(model, recipe.model.pauses)
     if recipe.recurrence is not None:
         attach(model, recipe.recurrence, recipe.solver)
     elif has_recurrence(model):
@@ -86,10 +89,11 @@ def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> A
     Raises:
         ConfigError: transformers has no such architecture, or it cannot have this shape.
     """
-    if section.architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    known = (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, LSTMConfig.model_type)
+    if section.architecture not in known:
         raise ConfigError(
             f"model.architecture {section.architecture!r} is no causal language model that transformers knows"
-            f"{nearest(section.architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}"
+            f"{nearest(section.architecture, known)}"
         )
     config_class = CONFIG_MAPPING[section.architecture]
     try:

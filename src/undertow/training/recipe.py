@@ -28,7 +28,7 @@ class ModelSection:
     path: str | None = None
     """Folder or hub name of a pretrained model and its tokenizer; without it, a model is built from the keys below."""
     architecture: str = "llama"
-    """A transformers model type, such as llama, qwen3 or gpt2."""
+    """A transformers model type, such as llama, qwen3 or gpt2; or lstm, which has no heads and takes no recurrence."""
     layers: int = 2
     """Number of decoder layers."""
     width: int = 64
@@ -46,9 +46,12 @@ class ModelSection:
     embedding_range: float = 1.0
     """Standard deviation of the initial token embeddings. At 1 small models learn to track a state in a fraction of the
     steps that they need at a matrix's scale."""
+    pauses: int = 0
+    """Pause tokens that the model reads after each token before it predicts; 1 is the T²MLR paper's 2x baseline."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "layers", "width", "heads", "key_value_heads", "feed_forward", "positions")
+        at_least(0, self, "pauses")
         if self.width % self.heads:
             raise ConfigError(f"width {self.width} is no multiple of heads {self.heads}; make it one")
         if self.heads % (self.key_value_heads or self.heads):
@@ -196,6 +199,8 @@ class Recipe:
             raise ConfigError(f"seeds holds {min(self.seeds)}; use 0 or more")
         if self.lora is not None and self.model.path is None:
             raise ConfigError("lora adapts a pretrained model, but model.path is not set; set it or remove lora")
+        if self.model.pauses and self.recurrence is not None:
+            raise ConfigError("model.pauses and recurrence are two ways to compute more a token; remove one of them")
         if self.evaluation.lengths and not isinstance(self.task, GeneratedTask):
             raise ConfigError(f"evaluation.lengths is set, but {self.task.kind} reads a file as it is; remove it")
         for key in ("temperature", "max_new_tokens"):
