@@ -10,6 +10,10 @@ from pathlib import Path
 from undertow.errors import UndertowError
 
 OVERRIDES = "Settings, given as --key=value or --section.key=value; for a recipe they go before what its file says:\n\n"
+INSPECT = (
+    "Look into a run. fidelity: each solver's loss and gradient against the exact rollout's; gates: those of T²MLR over "
+    "training; positions: loss and state by position; probes: what each layer knows of the next token."
+)
 WITH_SETTINGS = ("train", "eval", "study", "bench")
 
 
@@ -41,10 +45,11 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     command.add_argument("--max-new-tokens", type=int, default=64, help="longest answer in tokens (default 64)")
     command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
 
-    command = add("inspect", "Look into a run: fidelity compares each solver's loss and gradient with the exact rollout's.")
-    command.add_argument("what", choices=["fidelity"])
+    command = add("inspect", INSPECT)
+    command.add_argument("what", choices=["fidelity", "gates", "positions", "probes"])
     command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds")
     command.add_argument("--examples", type=int, default=16, help="held-out examples to compare on (default 16)")
+    command.add_argument("--baseline", type=Path, help="for probes: a run without recurrence to compare with")
 
     command = add("bench", "Time a recurrence against a Transformer in one run: a table, and JSON.")
     command.add_argument("--output", type=Path, default=Path("runs/bench"), help="folder to write to (default runs/bench)")
@@ -116,9 +121,16 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
         print(continue_prompt(options.run, options.prompt, options.max_new_tokens, options.temperature))
     elif options.command == "inspect":
-        from undertow.analysis.run import inspect_fidelity
+        from undertow.analysis import run as analysis
 
-        print(inspect_fidelity(options.run, options.examples))
+        if options.what == "fidelity":
+            print(analysis.inspect_fidelity(options.run, options.examples))
+        elif options.what == "gates":
+            print(analysis.inspect_gates(options.run))
+        elif options.what == "positions":
+            print(analysis.inspect_positions(options.run, options.examples))
+        else:
+            print(analysis.inspect_probes(options.run, options.baseline, options.examples))
     elif options.command == "bench":
         from undertow.benchmark import Bench, bench
         from undertow.config import apply_overrides, from_mapping

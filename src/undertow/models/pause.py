@@ -96,7 +96,7 @@ def with_pauses(model: PreTrainedModel, pauses: int) -> PauseForCausalLM:
     )
     with torch.device("meta"):
         paused = PauseForCausalLM(config)
-    embeddings = model.get_input_embeddings().weight
+    embeddings: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
     paused.base = model
     paused.pause = nn.Parameter(torch.randn_like(embeddings[0]) * embeddings.detach().std())
     return paused

@@ -25,6 +25,7 @@ from undertow.solvers import Sequential
 from undertow.tasks import PadCollator, TaskDataset
 from undertow.training.build import build, has_recurrence, quiet_libraries
 from undertow.training.data import training_set
+from undertow.training.gates import GateLog
 from undertow.training.log import Progress, RunLog
 from undertow.training.recipe import Recipe
 from undertow.training.solver_gap import SolverGap
@@ -84,7 +85,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         train_dataset=dataset,
         eval_dataset=held_out if len(held_out) else None,
         data_collator=PadCollator(tokenizer),
-        callbacks=[*([SolverGap(section.compare_every)] if watches else []), log, progress],
+        callbacks=[*([SolverGap(section.compare_every)] if watches else []), GateLog(), log, progress],
     )
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
