@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from undertow.errors import UndertowError
+from undertow.errors import ConfigError, UndertowError
 
 OVERRIDES = "Settings, given as --key=value or --section.key=value; for a recipe they go before what its file says:\n\n"
 INSPECT = (
@@ -27,14 +27,24 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     def add(name: str, text: str) -> argparse.ArgumentParser:
         epilog = OVERRIDES + settings_help(name) if name == help_for and name in WITH_SETTINGS else None
         return commands.add_parser(
-            name, help=text, description=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=text,
+            description=text,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # --task is a setting, and no short form of --tasks
         )
 
     command = add("train", "Train a recipe, once for each of its seeds, and evaluate what it trained.")
     command.add_argument("recipe", type=Path, help="YAML file")
 
     command = add("eval", "Measure the accuracy of a run's models by length; a table, JSON and a figure.")
-    command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds")
+    command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds; for --tasks also of a model")
+    command.add_argument("--tasks", help="zero-shot tasks of lm-eval instead, such as arc_easy,hellaswag")
+    command.add_argument("--tasks-folder", type=Path, help="folder with YAML tasks of your own, for --tasks")
+    command.add_argument("--limit", type=int, help="examples of each of --tasks (default all)")
+    command.add_argument("--batch", type=int, default=8, help="sequences at a time for --tasks (default 8)")
+    command.add_argument("--prefill", choices=["exact", "jacobi"], default="exact", help="states in --tasks (default exact)")
 
     command = add("study", "Train and evaluate every combination of some choices with every seed: a table and a figure.")
     command.add_argument("study", type=Path, help="YAML file")
@@ -82,8 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = parser(given[0] if wants_help else None).parse_known_args(given)
     try:
         if overrides and options.command not in WITH_SETTINGS:
-            from undertow.errors import ConfigError
-
             raise ConfigError(
                 f"undertow {options.command} does not know {overrides[0]!r}; see undertow {options.command} --help"
             )
@@ -107,6 +115,13 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         for seed in recipe.seeds:
             print(train(recipe, seed))
         print(evaluate(run_folder(recipe, recipe.seeds[0]).parent, []))
+    elif options.command == "eval" and options.tasks is not None:
+        from undertow.evaluation.zero_shot import zero_shot
+
+        if overrides:
+            raise ConfigError(f"{overrides[0]} is a setting of a recipe, which --tasks have none of; leave it out")
+        names = [name for name in options.tasks.split(",") if name]
+        print(zero_shot(options.run, names, options.tasks_folder, options.limit, options.batch, options.prefill))
     elif options.command == "eval":
         from undertow.evaluation.run import evaluate
 
