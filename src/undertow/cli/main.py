@@ -37,6 +37,9 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
 
     command = add("train", "Train a recipe, once for each of its seeds, and evaluate what it trained.")
     command.add_argument("recipe", type=Path, help="YAML file")
+    command.add_argument(
+        "--dry-run", action="store_true", help="train nothing: check the recipe and tell what it would cost"
+    )
 
     command = add("eval", "Measure the accuracy of a run's models by length; a table, JSON and a figure.")
     command.add_argument("run", type=Path, help="folder of a run, or of one of its seeds; for --tasks also of a model")
@@ -112,6 +115,11 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         from undertow.training.run import load_recipe, run_folder, train
 
         recipe = load_recipe(options.recipe, overrides)
+        if options.dry_run:
+            from undertow.training.dry_run import dry_run
+
+            print(dry_run(recipe))
+            return
         for seed in recipe.seeds:
             print(train(recipe, seed))
         print(evaluate(run_folder(recipe, recipe.seeds[0]).parent, []))

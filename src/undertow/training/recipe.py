@@ -35,6 +35,8 @@ class ModelSection:
     """Hidden size."""
     heads: int = 4
     """Attention heads."""
+    head_width: int | None = None
+    """Width of an attention head; the hidden size over the heads if left out."""
     key_value_heads: int | None = None
     """Key-value heads, for grouped-query attention; as many as there are heads if left out."""
     feed_forward: int | None = None
@@ -46,13 +48,20 @@ class ModelSection:
     embedding_range: float = 1.0
     """Standard deviation of the initial token embeddings. At 1 small models learn to track a state in a fraction of the
     steps that they need at a matrix's scale."""
+    tokenizer: str | None = None
+    """Folder or hub name of the tokenizer of a model built from scratch; one token a character if left out."""
+    vocabulary: int | None = None
+    """Rows of the token embeddings, if they shall be more than the tokenizer's tokens."""
+    tied: bool = False
+    """Use the token embeddings as the head too; they then want an embedding_range of about 0.02."""
     pauses: int = 0
     """Pause tokens that the model reads after each token before it predicts; 1 is the T²MLR paper's 2x baseline."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "layers", "width", "heads", "key_value_heads", "feed_forward", "positions")
+        at_least(1, self, "head_width", "vocabulary")
         at_least(0, self, "pauses")
-        if self.width % self.heads:
+        if self.head_width is None and self.width % self.heads:
             raise ConfigError(f"width {self.width} is no multiple of heads {self.heads}; make it one")
         if self.heads % (self.key_value_heads or self.heads):
             raise ConfigError(f"heads {self.heads} is no multiple of key_value_heads {self.key_value_heads}; make it one")
