@@ -1,4 +1,4 @@
-"""What a recipe would cost, before anything is trained: the model on the meta device, one look at the data, and estimates."""
+"""What a recipe would cost before anything is trained: its model on the meta device, a look at the data, estimates."""
 
 from __future__ import annotations
 
