@@ -29,6 +29,7 @@ from undertow.tasks import PadCollator, TaskDataset
 from undertow.training.build import build, has_recurrence, quiet_libraries
 from undertow.training.data import training_set
 from undertow.training.depth import DepthTraining
+from undertow.training.gates import GateLog
 from undertow.training.log import Progress, RunLog
 from undertow.training.recipe import Recipe, TrainingSection
 from undertow.training.schedule import cosine_restarts
@@ -95,7 +96,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         train_dataset=dataset,
         eval_dataset=held_out if len(held_out) else None,
         data_collator=PadCollator(tokenizer),
-        callbacks=[*([SolverGap(section.compare_every)] if watches else []), log, progress],
+        callbacks=[*([SolverGap(section.compare_every)] if watches else []), GateLog(), log, progress],
     )
     trainer.depth, trainer.depth_seed = recipe.depth, seed
     for callback in (ProgressCallback, PrinterCallback):
