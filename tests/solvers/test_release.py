@@ -23,7 +23,9 @@ def test_a_rollout_is_freed_with_its_graph(monkeypatch: pytest.MonkeyPatch, chec
         rollouts.append(weakref.ref(self))
 
     monkeypatch.setattr(RolloutLayer, "__init__", noted)
-    model = undertow.attach(zoo.build("llama"), undertow.TurboConn(((3, 0), (2, 1)), lag=2, rank=4), undertow.Sequential()).train()
+    model = undertow.attach(
+        zoo.build("llama"), undertow.TurboConn(((3, 0), (2, 1)), lag=2, rank=4), undertow.Sequential()
+    ).train()
     if checkpointing:
         model.gradient_checkpointing_enable()
     ids = torch.arange(2, 22).reshape(2, 10)
