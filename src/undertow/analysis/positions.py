@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from undertow.evaluation.accuracy import evaluating
-from undertow.host.attach import find_attachment
+from undertow.host.attach import find_attachment, find_pathway
 from undertow.solvers import Sequential
 from undertow.tasks.encode import IGNORED
 from undertow.training.solver_gap import loss_and_states
@@ -40,22 +40,23 @@ def loss_by_position(model: Any, batches: Sequence[Batch]) -> dict[int, float]:
 
 
 def state_norms(model: Any, batches: Sequence[Batch]) -> dict[int, float]:
-    """The mean length of the state at each position, over the square root of its width: its root mean square.
+    """The mean length of the state that each position receives, over the square root of its width: its root mean square.
 
-    Of the exact rollout; padding has no state and does not count. One `[B, T, W]` state a batch is held at a time.
+    Of the exact rollout; the first `lag` positions receive none, and padding does not count. One
+    `[B, T, W]` state a batch is held at a time.
 
     Raises:
         ConfigError: the model has no recurrence.
     """
-    attachment = find_attachment(model)
+    attachment, lag = find_attachment(model), find_pathway(model).lag
     totals: dict[int, tuple[float, int]] = {}
     with evaluating(model):
         for batch in batches:
             inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
             _, states = loss_and_states(model, attachment, inputs, Sequential())
-            sizes = states[:, 0].float().pow(2).mean(-1).sqrt()  # [B, T]
+            sizes = states.float().pow(2).mean(-1).sqrt()  # [B, T]
             present = inputs["attention_mask"].bool()
-            for position in range(sizes.shape[1]):
+            for position in range(lag, sizes.shape[1]):
                 own = sizes[:, position][present[:, position]]
                 before = totals.get(position, (0.0, 0))
                 totals[position] = before[0] + float(own.sum()), before[1] + len(own)
