@@ -7,6 +7,7 @@ The model stays a `transformers` model: train it, generate with it and save it a
 `AutoModelForCausalLM.from_pretrained` load what such a model saved.
 """
 
+from undertow.depth.looped import Looped
 from undertow.errors import (
     CheckpointError,
     ConfigError,
@@ -14,7 +15,8 @@ from undertow.errors import (
     UndertowError,
     UnsupportedArchitectureError,
 )
-from undertow.host import attach, detach, report, set_solver
+from undertow.host import attach, depth_report, detach, report, set_solver
+from undertow.models import HuginnConfig, HuginnForCausalLM
 from undertow.pathways import T2MLR, SoftToken, TurboConn
 from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential, SolverReport
 
@@ -27,7 +29,10 @@ __all__ = [
     "Chunked",
     "ConfigError",
     "DataError",
+    "HuginnConfig",
+    "HuginnForCausalLM",
     "Jacobi",
+    "Looped",
     "Scan",
     "Sequential",
     "SoftToken",
@@ -36,6 +41,7 @@ __all__ = [
     "UndertowError",
     "UnsupportedArchitectureError",
     "attach",
+    "depth_report",
     "detach",
     "report",
     "set_solver",

@@ -113,5 +113,5 @@ def test_bad_settings_are_named(cls, fields, named):
 
 
 def test_registry_names_each_kind():
-    assert set(TASKS) == {"parity", "arithmetic", "bbh-arithmetic", "group_tracking", "gsm8k", "text"}
+    assert {"parity", "arithmetic", "group_tracking", "gsm8k", "text"} < set(TASKS)
     assert all(cls.kind == kind for kind, cls in TASKS.items())

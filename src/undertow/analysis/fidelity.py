@@ -11,7 +11,7 @@ import torch
 
 from undertow.evaluation.report import table
 from undertow.host import set_solver
-from undertow.host.attach import find_attachment, find_backbone
+from undertow.host.attach import find_attachment, find_backbone, find_pathway
 from undertow.solvers import Jacobi, Scan, Sequential, Solver
 
 SETTINGS: dict[str, Solver] = {
@@ -70,11 +70,12 @@ def measure_fidelity(
     """
     attachment = find_attachment(model)
     before = attachment.solver, {name: p.grad for name, p in model.named_parameters()}
-    middle = attachment.pathway.block[len(attachment.pathway.block) // 2]
+    pathway = find_pathway(model)
+    middle = pathway.block[len(pathway.block) // 2]
     layer = getattr(find_backbone(model), attachment.stack_name)[middle]
     groups = {
         "all": list(model.parameters()),
-        "pathway": list(attachment.pathway.parameters()),
+        "pathway": list(pathway.parameters()),
         "layer": list(layer.parameters()),
     }
     try:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from undertow.analysis.choices import Choices, choices_figure, choices_table, measure_choices, pooled
 from undertow.analysis.fidelity import fidelity_table, measure_fidelity, recommendation
+from undertow.analysis.figure import lines_figure
+from undertow.analysis.positions import loss_by_position, state_norms
+from undertow.analysis.probes import probe_losses
 from undertow.config import from_mapping, load_yaml
 from undertow.errors import ConfigError
 from undertow.evaluation.report import table
 from undertow.evaluation.run import seed_folders
 from undertow.files import write_text
-from undertow.tasks import PadCollator
-from undertow.training.build import count_parameters, load, outline, quiet_libraries
+from undertow.tasks import PadCollator, Split
+from undertow.training.build import count_parameters, has_recurrence, load, outline, quiet_libraries
+from undertow.training.gates import GATES
+from undertow.training.log import read_log
 from undertow.training.recipe import Recipe
-from undertow.training.run import MODEL, RECIPE, load_recipe
+from undertow.training.run import LOG, MODEL, RECIPE, load_recipe
 
 
 def inspect_fidelity(run: Path, examples: int) -> str:
@@ -73,3 +81,90 @@ def inspect_parameters(path: Path, overrides: list[str]) -> str:
     recipe = load_recipe(path, overrides)
     counts = count_parameters(outline(recipe))
     return f"{recipe.name}\n\n" + table(["parameters", "number"], [[name, f"{count:,}"] for name, count in counts.items()])
+
+
+def inspect_gates(run: Path) -> str:
+    """Both gates of T²MLR over training, of each of a run's seeds: a figure `gates.png` and a table of where they ended.
+
+    Raises:
+        CheckpointError: there is no finished run.
+        ConfigError: it has no such gates.
+    """
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for folder in seed_folders(run):
+        for entry in read_log(folder / LOG):
+            for gate in GATES:
+                if gate in entry:
+                    lines.setdefault(f"{folder.name}, {gate}", []).append((entry["step"], entry[gate]))
+    if not lines:
+        raise ConfigError(f"the log of {run} has no gates: only T²MLR has them; train with recurrence.kind t2mlr")
+    lines_figure(lines, run / "gates.png", "input-independent gates", "step", "tanh(γ)", zero=True)
+    rows = [
+        [label, f"{points[-1][0]:.0f}", f"{points[-1][1]:+.4f}", f"{max(abs(y) for _, y in points):.4f}"]
+        for label, points in lines.items()
+    ]
+    return f"{table(['gate', 'step', 'tanh(γ)', 'largest'], rows)}\n\nFigure: {run / 'gates.png'}"
+
+
+def inspect_positions(run: Path, examples: int) -> str:
+    """Loss by position and, with a recurrence, the size of the state there, on held-out examples: a figure and a table.
+
+    Raises:
+        CheckpointError: there is no finished run.
+        ConfigError: there are no examples.
+    """
+    model, _, batches = prepared(run, examples)
+    (valid,) = batches
+    lines = {"loss": loss_by_position(model, valid)}
+    if has_recurrence(model):
+        lines["state"] = state_norms(model, valid)
+    for name, line in lines.items():
+        label = "loss (nats)" if name == "loss" else "root mean square of the state"
+        lines_figure({name: list(line.items())}, run / f"{name}-by-position.png", run.name, "position", label)
+    last = max(lines["loss"])
+    bounds = [0, *(2**n for n in range(last.bit_length()))]
+    rows = []
+    for start, stop in zip(bounds, [*bounds[1:], last + 1], strict=True):
+        cells = []
+        for line in lines.values():
+            own = [value for position, value in line.items() if start <= position < stop]
+            cells.append(f"{sum(own) / len(own):.4f}" if own else "")
+        rows.append([f"{start} to {stop - 1}" if stop - 1 > start else start, *cells])
+    return f"{table(['position', *lines], rows)}\n\nFigures: {run}/*-by-position.png"
+
+
+def inspect_probes(run: Path, baseline: Path | None, examples: int) -> str:
+    """What probes on each layer know of the next token: of a run and, if given, of another without recurrence.
+
+    Raises:
+        CheckpointError: there is no finished run.
+        ConfigError: there are no examples.
+    """
+    found = {}
+    for path in (run, *([] if baseline is None else [baseline])):
+        model, _, (train, valid) = prepared(path, examples, "train", "valid")
+        found[path.name] = probe_losses(model, train, valid)
+    longest = max(len(losses) for losses in found.values())
+    rows = [
+        [layer, *(f"{losses[layer]:.4f}" if layer < len(losses) else "" for losses in found.values())]
+        for layer in range(longest)
+    ]
+    return table(["layer", *(f"{name}: loss" for name in found)], rows)
+
+
+def prepared(run: Path, examples: int, *splits: Split) -> tuple[Any, Recipe, list[list[dict[str, torch.Tensor]]]]:
+    """A run's model, its recipe, and batches of the first examples of some splits of its task, the valid one by default."""
+    if examples < 1:
+        raise ConfigError(f"examples is {examples}; use 1 or more")
+    quiet_libraries()
+    folder = seed_folders(run)[0]
+    recipe = from_mapping(Recipe, load_yaml(folder / RECIPE))
+    model, tokenizer = load(str(folder / MODEL))
+    collate, found = PadCollator(tokenizer), []
+    for split in splits or ("valid",):
+        size = recipe.task.size(split, tokenizer)
+        count = examples if size is None else min(examples, size)
+        items = [recipe.task.encode(split, index, tokenizer) for index in range(count)]
+        items.sort(key=lambda item: len(item["input_ids"]))
+        found.append([collate(items[start : start + 32]) for start in range(0, count, 32)])
+    return model, recipe, found

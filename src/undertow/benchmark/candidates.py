@@ -13,7 +13,7 @@ from undertow.benchmark.literal import LiteralRollout
 from undertow.benchmark.settings import Bench
 from undertow.errors import ConfigError, nearest
 from undertow.host import attach, set_solver
-from undertow.host.attach import find_attachment
+from undertow.host.attach import find_pathway
 from undertow.pathways import T2MLR
 from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential, Solver
 
@@ -46,7 +46,7 @@ def recurrent(bench: Bench, solver: Solver | None = None, prefill: Solver | None
     model = attach(transformer(bench), bench.recurrence, solver)
     set_solver(model, prefill=prefill)
     with torch.no_grad():
-        for name, parameter in find_attachment(model).pathway.named_parameters():
+        for name, parameter in find_pathway(model).named_parameters():
             if name.startswith("gamma"):
                 parameter.fill_(0.15 if name == "gamma_recurrent" else -0.15)
             elif name.startswith("up"):

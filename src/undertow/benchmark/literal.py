@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutput
 
 from undertow.host import detach
-from undertow.host.attach import find_attachment
+from undertow.host.attach import find_pathway
 
 
 class LiteralRollout(nn.Module):
@@ -21,7 +21,7 @@ class LiteralRollout(nn.Module):
 
     def __init__(self, hosted: Any) -> None:
         super().__init__()
-        self.pathway = find_attachment(hosted).pathway
+        self.pathway = find_pathway(hosted)
         self.model = detach(hosted)
         layers = list(self.model.model.layers)
         for index, layer in enumerate(layers):

@@ -2,9 +2,9 @@
 
 from importlib.util import find_spec
 
-from undertow.host.attach import attach, detach, report, set_solver
+from undertow.host.attach import attach, depth_report, detach, report, set_solver
 
 if find_spec("peft") is not None:
     import undertow.host.adapters  # noqa: F401  # PEFT learns to load adapters with a recurrence
 
-__all__ = ["attach", "detach", "report", "set_solver"]
+__all__ = ["attach", "depth_report", "detach", "report", "set_solver"]

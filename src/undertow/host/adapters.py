@@ -19,9 +19,10 @@ from peft import LoraConfig, LoraModel, PeftType
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 
 from undertow.config import to_mapping
+from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError
 from undertow.host.attach import ATTACHMENT, Attachment, attach, find_attachment, find_backbone
-from undertow.host.saving import recurrence_from_mapping
+from undertow.host.saving import recurrences_from_mappings, recurrences_of
 
 PEFT_TYPE = "UNDERTOW"
 
@@ -30,7 +31,8 @@ PEFT_TYPE = "UNDERTOW"
 class RecurrentLoraConfig(LoraConfig):
     """A LoRA config that knows the recurrence its adapter was trained with."""
 
-    recurrence: dict[str, Any] = field(default_factory=dict, metadata={"help": "The recurrence, as plain data."})
+    recurrence: dict[str, Any] = field(default_factory=dict, metadata={"help": "The recurrence in time, as plain data."})
+    looped: dict[str, Any] = field(default_factory=dict, metadata={"help": "The one in depth, as plain data."})
     base_shape: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "Model type, number of layers and width of the base model."}
     )
@@ -57,9 +59,8 @@ class RecurrentLoraModel(LoraModel):
 
 def recording(model: Any, config: LoraConfig) -> RecurrentLoraConfig:
     """The same config, with the recurrence of the model and the model's shape."""
-    settings = {each.name: getattr(config, each.name) for each in fields(config)}
-    recurrence = to_mapping(find_attachment(model).settings)
-    return RecurrentLoraConfig(**settings, recurrence=recurrence, base_shape=shape_of(model))
+    settings = {each.name: getattr(config, each.name) for each in fields(config)} | recurrences_of(find_attachment(model))
+    return RecurrentLoraConfig(**settings, base_shape=shape_of(model))
 
 
 def fit(model: Any, config: RecurrentLoraConfig) -> None:
@@ -77,19 +78,24 @@ def fit(model: Any, config: RecurrentLoraConfig) -> None:
             f"load it on its own base model{f', {named}' if (named := config.base_model_name_or_path) else ''}"
         )
     try:
-        recurrence = recurrence_from_mapping(config.recurrence)
+        recurrences = recurrences_from_mappings(config.recurrence, config.looped)
     except ConfigError as error:
         raise CheckpointError(f"the adapter's adapter_config.json describes no recurrence: {error}") from error
     if not has_recurrence(model):
-        find_attachment(attach(model, recurrence)).only_in_adapters = True
+        for recurrence in recurrences:
+            attach(model, recurrence)
+        find_attachment(model).only_in_adapters = True
         return
-    wanted, found = to_mapping(recurrence), to_mapping(find_attachment(model).settings)
-    for key in wanted | found:
-        if wanted.get(key) != found.get(key):
-            raise CheckpointError(
-                f"the adapter was trained with a recurrence whose {key} is {wanted.get(key)}, but this model's is "
-                f"{found.get(key)}; load it on a base model without a recurrence, or with the same"
-            )
+    wanted = {"looped" if isinstance(one, Looped) else "recurrence": to_mapping(one) for one in recurrences}
+    found = recurrences_of(find_attachment(model))
+    for name in wanted | found:
+        own, other = found.get(name, {}), wanted.get(name, {})
+        for key in other | own:
+            if other.get(key) != own.get(key):
+                raise CheckpointError(
+                    f"the adapter was trained with a recurrence whose {key} is {other.get(key)}, but this model's is "
+                    f"{own.get(key)}; load it on a base model without a recurrence, or with the same"
+                )
 
 
 def shape_of(model: Any) -> dict[str, Any]:

@@ -30,11 +30,13 @@ class CallLayout:
         cache: the path of the cache; None where the layer takes none.
         axes: the axes that count tokens, by the argument's path.
         masks: the paths of the attention masks, which have both a query and a key axis.
+        rows: the axis that counts rows, by the argument's path, with how many entries there are for each row.
     """
 
     cache: Path | None = None
     axes: dict[Path, Axes] = field(default_factory=dict)
     masks: frozenset[Path] = frozenset()
+    rows: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
 
 def leaves(call: Call) -> Iterator[tuple[Path, Any]]:
@@ -100,6 +102,31 @@ def learn_layout(name: str, calls: list[Call], lengths: list[int]) -> CallLayout
             )
     layout.masks = frozenset(masks)
     return layout
+
+
+def learn_rows(layout: CallLayout, calls: tuple[Call, Call], batches: tuple[int, int]) -> None:
+    """Compare the same layer's calls in forwards that differ only in their numbers of rows."""
+    first, second = (dict(leaves(call)) for call in calls)
+    for path, value in first.items():
+        if isinstance(value, torch.Tensor):
+            for axis, size in enumerate(value.shape):
+                if size != second[path].shape[axis]:
+                    layout.rows[path] = (axis, size // batches[0])
+
+
+def pick_rows(call: Call, layout: CallLayout, rows: torch.Tensor, batch: int) -> Call:
+    """The call for some rows ``[b]`` of a batch."""
+
+    def change(path: Path, value: Any) -> Any:
+        if path not in layout.rows or not isinstance(value, torch.Tensor):
+            return value
+        axis, each = layout.rows[path]
+        if value.shape[axis] != batch * each:  # one for all rows
+            return value
+        index = (rows[:, None] * each + torch.arange(each, device=rows.device)).flatten()
+        return value.index_select(axis, index.to(value.device))
+
+    return replace(call, change)
 
 
 @dataclass

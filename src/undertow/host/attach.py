@@ -1,4 +1,4 @@
-"""Attach a recurrence to a Hugging Face causal language model, in place, and take it off again."""
+"""Attach a recurrence, in time or in depth, to a Hugging Face causal language model, in place, and take it off again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from undertow.depth.looped import Loop, Looped
 from undertow.errors import ConfigError
 from undertow.host.arguments import CallLayout
 from undertow.host.forward import Forward
 from undertow.host.learning import Observer, learn
+from undertow.host.looping import LOOP_ARGUMENTS, DepthReport
 from undertow.host.owners import Owners
 from undertow.host.saving import save_pretrained
 from undertow.host.stack import Stack, current_forward
@@ -29,50 +31,98 @@ from undertow.solvers import Auto, Sequential, Solver, SolverMemory, SolverRepor
 Model = TypeVar("Model", bound=nn.Module)
 
 ATTACHMENT = "recurrence"
-# A `recurrent_mask` on its way from the model's forward to the backbone's, which some models would drop.
-given_mask: ContextVar[torch.Tensor | None] = ContextVar("undertow_recurrent_mask", default=None)
+# What a model's forward is given for the recurrence, on its way to the backbone's, which some models would not pass on.
+ARGUMENTS = ("recurrent_mask", *LOOP_ARGUMENTS)
+given: ContextVar[dict[str, Any]] = ContextVar("undertow_arguments")
 
 
 class Attachment(nn.Module):
     """The recurrence of a hosted model: a submodule of its backbone, called `recurrence`. Holds no state of a forward.
 
     Attributes:
-        settings: what was attached.
-        pathway: its modules.
+        settings, pathway: the recurrence in time that was attached, and its modules; None where there is none.
+        looped, loop: likewise in depth.
         solver: how the states of a sequence are found in training.
         prefill: how they are found without gradients, where a sequence starts.
         memory: what the solver keeps between training forwards; nothing of a sequence.
         report: what the solver did in the last forward.
+        depth_report: how deep each token went in it.
         owners: the model and the backbone that it is part of.
         stack_name: the attribute of the backbone that holds its layers.
         only_in_adapters: whether it came with a PEFT adapter (`adapters.py`) and rests while no such adapter is in use.
     """
 
-    def __init__(
-        self,
-        settings: Recurrence,
-        pathway: Pathway,
-        solver: Solver,
-        owners: Owners,
-        stack_name: str,
-    ) -> None:
+    settings: Recurrence | None
+    pathway: Pathway | None
+    looped: Looped | None
+    loop: Loop | None
+
+    def __init__(self, owners: Owners, stack_name: str) -> None:
         super().__init__()
-        self.settings, self.pathway, self.solver, self.stack_name = settings, pathway, solver, stack_name
+        self.settings, self.pathway, self.looped, self.loop = None, None, None, None
+        self.stack_name = stack_name
+        self.solver: Solver = Auto()
         self.prefill: Solver = Sequential()
         self.memory = SolverMemory()
         self.owners = owners
+        self.decode = ExpectedEmbedding(owners)
         self.input_names = list(inspect.signature(owners.backbone.forward).parameters)
         self.report: SolverReport | None = None
         self.only_in_adapters = False
+        self.depth_report: DepthReport | None = None
         config = owners.model.config.get_text_config()
         heads = getattr(config, "num_attention_heads", 1)
         self.grouped_queries = getattr(config, "num_key_value_heads", heads) not in (None, heads)
         self.arity = 0
         self.layouts: list[CallLayout] = []
 
+    def add(self, recurrence: Recurrence | Looped) -> None:
+        """Take in one recurrence, in time or in depth, of which there may be one each.
 
-def attach(model: Model, recurrence: Recurrence, solver: Solver | None = None) -> Model:
-    """Give `model` a recurrence in time, in place, and return it.
+        Raises:
+            ConfigError: there is one of its kind, it does not fit the model, or the two do not fit each other.
+        """
+        stack: nn.ModuleList = getattr(self.owners.backbone, self.stack_name)
+        width, parameter = self.owners.model.config.get_text_config().hidden_size, next(stack.parameters())
+        settings, looped = self.settings, self.looped
+        if (looped if isinstance(recurrence, Looped) else settings) is not None:
+            raise ConfigError("the model already has a recurrence of this kind; call undertow.detach(model) first")
+        pathway, loop = self.pathway, self.loop
+        with torch.device(parameter.device):
+            if isinstance(recurrence, Looped):
+                recurrence.check_layers(len(stack))
+                looped, loop = recurrence, recurrence.build(width).to(parameter.dtype)
+            else:
+                settings, pathway = recurrence, recurrence.build(len(stack), width, self.decode)
+                pathway.to(parameter.dtype)
+        if pathway is not None and looped is not None:
+            check_sites(pathway, looped)
+        self.settings, self.pathway, self.looped, self.loop = settings, pathway, looped, loop
+        for module in self.modules():
+            module._is_hf_initialized = True  # type: ignore[assignment]  # transformers must not initialise it again
+
+    def remove(self, recurrence: Recurrence | Looped) -> None:
+        if isinstance(recurrence, Looped):
+            self.looped = self.loop = None
+        else:
+            self.settings = self.pathway = None
+
+
+def check_sites(pathway: Pathway, looped: Looped) -> None:
+    """Refuse a pathway that reads or writes inside the core, where a token's residual stream passes several times."""
+    dropped = set(range(looped.picked[-1])) - set(looped.picked)
+    for site in sorted(pathway.reads | pathway.writes):
+        if looped.core[0] < site <= looped.core[-1]:
+            raise ConfigError(
+                f"the recurrence in time reads or writes at layer {site}'s input, inside the looped layers "
+                f"{looped.core[0]} to {looped.core[-1]}; use sites before or after these"
+            )
+        if site in dropped and site - 1 in dropped:
+            raise ConfigError(f"the recurrence in time reads or writes at layer {site}'s input, which the loop leaves out")
+
+
+def attach(model: Model, recurrence: Recurrence | Looped, solver: Solver | None = None) -> Model:
+    """Give `model` a recurrence in time or in depth, in place, and return it. A second call adds the other kind.
 
     The model keeps its class, its module paths and its state-dict keys, so that Trainer, PEFT, TRL, `generate()` and lm-eval
     go on working; the recurrence's parameters join it as the backbone's submodule `recurrence`. With the papers'
@@ -81,7 +131,7 @@ def attach(model: Model, recurrence: Recurrence, solver: Solver | None = None) -
 
     Args:
         model: a decoder-only `transformers` model with a language-model head.
-        recurrence: `TurboConn`, `T2MLR` or `SoftToken`.
+        recurrence: `TurboConn`, `T2MLR` or `SoftToken`, in time; `Looped`, in depth.
         solver: how the states of a sequence are found in training, `Auto` if left out. Without gradients it is always by
             the exact rollout, unless `set_solver` says otherwise.
 
@@ -94,35 +144,32 @@ def attach(model: Model, recurrence: Recurrence, solver: Solver | None = None) -
     stack_name = find_stack(model)
     parent_name, _, attribute = stack_name.rpartition(".")
     backbone, stack = model.get_submodule(parent_name), model.get_submodule(stack_name)
-    if hasattr(backbone, ATTACHMENT):
-        raise ConfigError("the model already has a recurrence; call undertow.detach(model) first")
     check_config(model)
-
-    owners = Owners(model, backbone)
-    parameter = next(stack.parameters())
-    width = model.config.get_text_config().hidden_size
-    with torch.device(parameter.device):
-        pathway = recurrence.build(len(stack), width, ExpectedEmbedding(owners))  # type: ignore[arg-type]
-    pathway.to(parameter.dtype)
-    attachment = Attachment(recurrence, pathway, solver or Auto(), owners, attribute)
-    for module in attachment.modules():
-        module._is_hf_initialized = True  # type: ignore[assignment]  # transformers must not initialise it again
-
-    stack.__class__ = Stack
-    backbone.register_module(ATTACHMENT, attachment)
-    owners.hooks = [
-        model.register_forward_pre_hook(take_mask, with_kwargs=True),
-        model.register_forward_hook(drop_mask, always_call=True),
-        backbone.register_forward_pre_hook(enter, with_kwargs=True),
-        backbone.register_forward_hook(leave, always_call=True),
-    ]
-    model.save_pretrained = MethodType(save_pretrained, model)  # type: ignore[method-assign]
-    model.prepare_inputs_for_generation = MethodType(growing_mask(type(model)), model)  # type: ignore[assignment]
+    if hasattr(backbone, ATTACHMENT):
+        attachment = find_attachment(model)
+        attachment.add(recurrence)
+    else:
+        owners = Owners(model, backbone)
+        attachment = Attachment(owners, attribute)
+        attachment.add(recurrence)
+        stack.__class__ = Stack
+        backbone.register_module(ATTACHMENT, attachment)
+        owners.hooks = [
+            model.register_forward_pre_hook(take_arguments, with_kwargs=True),
+            model.register_forward_hook(drop_arguments, always_call=True),
+            backbone.register_forward_pre_hook(enter, with_kwargs=True),
+            backbone.register_forward_hook(leave, always_call=True),
+        ]
+        model.save_pretrained = MethodType(save_pretrained, model)  # type: ignore[method-assign]
+        model.prepare_inputs_for_generation = MethodType(passing_arguments(type(model)), model)  # type: ignore[assignment]
+    attachment.solver = solver or attachment.solver
     try:
-        if not parameter.is_meta:
+        if not next(stack.parameters()).is_meta:
             learn(attachment)
     except Exception:
-        detach(model)
+        attachment.remove(recurrence)
+        if attachment.pathway is None and attachment.loop is None:
+            detach(model)
         raise
     return model
 
@@ -170,6 +217,11 @@ def report(model: nn.Module) -> SolverReport | None:
     return find_attachment(model).report
 
 
+def depth_report(model: nn.Module) -> DepthReport | None:
+    """How deep each token of the last forward went; None before the first, or without a recurrence in depth."""
+    return find_attachment(model).depth_report
+
+
 def find_backbone(model: nn.Module) -> nn.Module:
     """The module that owns the hosted layer list."""
     for module in model.modules():
@@ -184,6 +236,18 @@ def find_attachment(model: nn.Module) -> Attachment:
     return in_use(find_backbone(model)._modules[ATTACHMENT])
 
 
+def find_pathway(model: nn.Module) -> Pathway:
+    """The modules of a hosted model's recurrence in time.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    pathway = find_attachment(model).pathway
+    if pathway is None:
+        raise ConfigError("the model has no recurrence in time; attach TurboConn, T2MLR or SoftToken first")
+    return pathway
+
+
 def in_use(module: Any) -> Any:
     """The module itself or, where PEFT wraps it to train and save a copy for each adapter, the copy in use."""
     copies = getattr(module, "modules_to_save", None)
@@ -196,13 +260,13 @@ def in_use(module: Any) -> Any:
 # --- hooks: plain functions of the module they are called on, so that a deep copy of the model works
 
 
-def take_mask(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    given_mask.set(kwargs.pop("recurrent_mask", None))
+def take_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    given.set({name: kwargs.pop(name) for name in ARGUMENTS if name in kwargs})
     return args, kwargs
 
 
-def drop_mask(model: nn.Module, args: Any, output: Any) -> None:
-    given_mask.set(None)
+def drop_arguments(model: nn.Module, args: Any, output: Any) -> None:
+    given.set({})
 
 
 def enter(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -216,8 +280,13 @@ def enter(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if not attachment.layouts:
         learn(attachment)
     inputs = {**dict(zip(attachment.input_names, args, strict=False)), **kwargs}
-    mask = kwargs.pop("recurrent_mask", None)
-    inputs["recurrent_mask"] = given_mask.get() if mask is None else mask
+    inputs |= given.get({})
+    for name in ARGUMENTS:
+        kwargs.pop(name, None)
+    if attachment.loop is None:
+        for name in LOOP_ARGUMENTS:
+            if inputs.get(name):
+                raise ConfigError(f"{name} is given, but the model has no recurrence in depth; attach undertow.Looped first")
     forward = Forward(attachment, getattr(backbone, attachment.stack_name), inputs)
     forward.token = current_forward.set(forward)
     return args, kwargs
@@ -229,14 +298,18 @@ def leave(backbone: nn.Module, args: Any, output: Any) -> None:
         current_forward.reset(forward.token)
 
 
-def growing_mask(model_class: Any) -> Callable[..., dict[str, Any]]:
-    """The class's `prepare_inputs_for_generation`, which also takes a `recurrent_mask` and grows it with the sequence."""
+def passing_arguments(model_class: Any) -> Callable[..., dict[str, Any]]:
+    """The class's `prepare_inputs_for_generation`, which also passes on what the recurrence is given.
+
+    A `recurrent_mask` grows with the sequence.
+    """
     original = model_class.prepare_inputs_for_generation
 
     @functools.wraps(original)
     def prepare(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
         mask = kwargs.pop("recurrent_mask", None)
-        inputs: dict[str, Any] = original(self, input_ids, *args, **kwargs)
+        of_loop = {name: kwargs.pop(name) for name in LOOP_ARGUMENTS if name in kwargs}
+        inputs: dict[str, Any] = original(self, input_ids, *args, **kwargs) | of_loop
         if mask is not None:
             given = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
             total = input_ids.shape[1]
@@ -248,8 +321,8 @@ def growing_mask(model_class: Any) -> Callable[..., dict[str, Any]]:
         return inputs
 
     signature = inspect.signature(original)
-    mask = inspect.Parameter("recurrent_mask", inspect.Parameter.KEYWORD_ONLY, default=None)
+    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ARGUMENTS]
     parameters = list(signature.parameters.values())
     at = next((i for i, p in enumerate(parameters) if p.kind is inspect.Parameter.VAR_KEYWORD), len(parameters))
-    prepare.__signature__ = signature.replace(parameters=[*parameters[:at], mask, *parameters[at:]])  # type: ignore[attr-defined]
+    prepare.__signature__ = signature.replace(parameters=[*parameters[:at], *added, *parameters[at:]])  # type: ignore[attr-defined]
     return prepare

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 
 from undertow.host.arguments import Call, Cutter, Group, replace
+from undertow.host.checkpointing import checkpoints, without_checkpointing
+from undertow.host.looping import HostedLoop
 from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
 from undertow.host.stack import Recording, first_output
 from undertow.solvers.base import RecurrentBlock
@@ -54,10 +55,12 @@ class HostedBlock(RecurrentBlock):
         active: torch.Tensor | None,
         present: torch.Tensor | None,
         initial: torch.Tensor | None,
+        loop: HostedLoop | None = None,
     ) -> None:
         """`hidden` ``[B, T, D]`` is the prefix's output and `past` the number of tokens that the cache held before;
-        `active` and `present` ``[B, T]`` are as in `tokens.py`."""
-        self.pathway = attachment.pathway
+        `active` and `present` ``[B, T]`` are as in `tokens.py`. `loop` is the recurrence in depth, if there is one."""
+        assert attachment.pathway is not None
+        self.pathway, self.loop = attachment.pathway, loop
         self.hidden, self.cache = hidden, cache
         self.memory, self.on_cuda = attachment.memory, hidden.is_cuda
         self.lag, self.initial = self.pathway.lag, initial
@@ -89,7 +92,8 @@ class HostedBlock(RecurrentBlock):
     def rollout(self) -> RolloutCache | None:
         """The cache of the groups and spans of a sequence from its start; None where the model's own cache goes on."""
         if self.past == 0 and self.course.rollout is None:
-            self.course.rollout = RolloutCache(self.depth, self.hidden.shape[1])
+            iterations = 1 if self.loop is None else self.loop.steps.total
+            self.course.rollout = RolloutCache(self.depth, self.hidden.shape[1], iterations)
         return self.course.rollout
 
     @cached_property
@@ -153,8 +157,13 @@ class HostedBlock(RecurrentBlock):
         self.course.chain = None  # a checkpointed graph holds this block, which must not hold the graph
         if self.course.unfilled:
             assert self.cache is not None and self.rollout is not None
-            for index in self.pathway.block:
-                self.cache.update(*self.rollout.contents(index), index)
+            cursor = None if self.loop is None or self.loop.ledger is None else self.loop.ledger.cursor
+            for index, iteration in self.rollout.filled():
+                if cursor is not None and self.loop is not None:
+                    cursor.iteration = iteration if index in self.loop.core else None
+                self.cache.update(*self.rollout.contents(index, iteration), index)
+            if cursor is not None:
+                cursor.leave_loop()
 
     # --- how they are carried out; token numbers are the forward's
 
@@ -204,6 +213,8 @@ class HostedBlock(RecurrentBlock):
             cache = self.cache if self.rollout is None else self.rollout
             assert cache is not None
             group = Group(start, stop, cache, hidden.device)
+            if self.loop is not None and self.loop.ledger is not None and self.rollout is None:
+                self.loop.ledger.cursor.start = self.past + start
         for site in range(pathway.first_layer, pathway.stop_layer + 1):
             if site in pathway.writes and received is not None:
                 added = pathway.write(site, hidden, received)
@@ -211,17 +222,34 @@ class HostedBlock(RecurrentBlock):
             if site in pathway.reads:
                 readings.append(pathway.read(site, hidden))
             if site < pathway.stop_layer:
-                position = site - pathway.first_layer
-                if group is not None:
-                    hidden = self._cut_layer(position, hidden, group)
-                elif calls is not None:
-                    args, kwargs = calls[position]
-                    hidden = first_output(self.modules[position](hidden, *args, **kwargs))
+                hidden = self._layers(site, hidden, start, group, calls)
         return hidden, readings
+
+    def _layers(
+        self, layer: int, hidden: torch.Tensor, start: int, group: Group | None, calls: list[Call] | None
+    ) -> torch.Tensor:
+        """The layer above a site, or, where the loop begins, all of its iterations."""
+
+        def run(index: int, hidden: torch.Tensor) -> torch.Tensor:
+            position = index - self.pathway.first_layer
+            if group is not None:
+                return self._cut_layer(position, hidden, group)
+            assert calls is not None
+            args, kwargs = calls[position]
+            return first_output(self.modules[position](hidden, *args, **kwargs))
+
+        loop = self.loop
+        if loop is None:
+            return run(layer, hidden)
+        if layer == loop.core.start:
+            return loop.fixed(hidden, start, run, self.rollout)
+        return run(layer, hidden) if layer in loop.settings.picked and layer not in loop.core else hidden
 
     def _cut_layer(self, position: int, hidden: torch.Tensor, group: Group) -> torch.Tensor:
         if self.rollout is not None:
             keys = (0, group.stop)
+        elif self.loop is not None:
+            keys = (0, self.past + group.stop)  # a layer's cache has grown by these tokens at the first iteration already
         else:
             assert self.offsets is not None
             length, offset = group.cache.get_mask_sizes(group.stop - group.start, position + self.pathway.first_layer)
@@ -255,21 +283,3 @@ class HostedBlock(RecurrentBlock):
         if self.pathway.writes_without_state:
             return None if self.active is None else self.active[:, start:stop]
         return self._present(start, stop)
-
-
-def checkpoints(module: torch.nn.Module) -> bool:
-    """Whether the library would checkpoint this layer in the current mode."""
-    return bool(getattr(module, "gradient_checkpointing", False)) and module.training
-
-
-@contextmanager
-def without_checkpointing(module: torch.nn.Module) -> Iterator[None]:
-    """Run a layer without the library's own checkpointing, which takes its cache away."""
-    if not checkpoints(module):
-        yield
-        return
-    module.gradient_checkpointing = False  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        module.gradient_checkpointing = True  # type: ignore[assignment]

@@ -1,4 +1,8 @@
-"""One hosted forward: the prefix, the solved recurrent block and the suffix, over the layers that the backbone recorded."""
+"""One hosted forward over the layers that the backbone recorded.
+
+With a recurrence in time: the prefix, the solved recurrent block and the suffix. With one in depth: the loop, wherever in
+these it lies.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import torch
 
 from undertow.host.arguments import find_cache, first_mask
 from undertow.host.block import HostedBlock
+from undertow.host.looping import HostedLoop
 from undertow.host.stack import HostedForward, Recording
 from undertow.host.state import state_layer
 from undertow.host.tokens import active_tokens, documents, present_states
@@ -37,6 +42,15 @@ class Forward:
         hidden = recording.hidden
         batch, tokens = hidden.shape[:2]
         cache = find_cache(recording.calls[0])
+        loop = None
+        if attachment.loop is not None:
+            loop = HostedLoop(attachment, recording, self.inputs, cache, alone=pathway is None)
+            cache = loop.cache
+        if pathway is None:
+            assert loop is not None
+            hidden = loop.through(0, len(recording.layers), hidden)
+            loop.finish()
+            return hidden
         states = None if cache is None else state_layer(cache, len(recording.layers), pathway.lag)
         past = 0 if cache is None else int(cache.get_seq_length())
         recent = None if states is None else states.recent()
@@ -58,16 +72,25 @@ class Forward:
             pathway.lag,
         )
 
-        for index in range(pathway.first_layer):
-            hidden = recording.run(index, hidden)
+        def layers(start: int, stop: int, hidden: torch.Tensor) -> torch.Tensor:
+            if loop is not None:
+                return loop.through(start, stop, hidden)
+            for index in range(start, stop):
+                hidden = recording.run(index, hidden)
+            return hidden
+
+        hidden = layers(0, pathway.first_layer, hidden)
         initial = None if recent is None else recent[0]
-        block = HostedBlock(attachment, recording, hidden, cache, past, active, present, initial)
+        block = HostedBlock(attachment, recording, hidden, cache, past, active, present, initial, loop)
         hidden, new_states, attachment.report = self.solver(past).solve(block)
         block.finish()
         if states is not None:
             states.append(new_states.detach(), None if active is None else active[..., None])
-        for index in range(pathway.stop_layer, len(recording.layers)):
-            hidden = recording.run(index, hidden)
+        if loop is not None and loop.ledger is not None:
+            loop.ledger.cursor.start = past  # a rollout on the cache has moved it on
+        hidden = layers(pathway.stop_layer, len(recording.layers), hidden)
+        if loop is not None:
+            loop.finish()
         return hidden
 
     def solver(self, past: int) -> Solver:

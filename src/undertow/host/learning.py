@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from undertow.host.arguments import find_cache, learn_layout
+from undertow.host.arguments import find_cache, learn_layout, learn_rows
 from undertow.host.stack import Recording, current_forward
 from undertow.host.support import check_calls, refuse
 from undertow.host.vocabulary import ExpectedEmbedding
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # (cached, new) tokens of the two probes: every axis that counts tokens changes between them.
 PROBES = ((3, 5), (4, 7))
+# Rows of two more, in which every row has positions of its own.
+BATCHES = (2, 3)
 
 
 class Observer:
@@ -63,34 +66,50 @@ def learn(attachment: Attachment) -> None:
             if isinstance(decode, ExpectedEmbedding):
                 recording, hidden = observer.recordings[1]
                 decode.verify(probe_ids(model, cached + new)[:, cached:], recording.hidden, hidden, logits)
+        by_rows = []
+        for rows in BATCHES:
+            observer = Observer(stack, attachment.arity)
+            observe(model, observer, *PROBES[-1], rows=rows, positions=True)
+            by_rows.append(observer.recordings[1][0].calls)
     lengths = [new for _, new in PROBES]
     attachment.layouts = [
         learn_layout(type(model).__name__, [first, second], lengths) for first, second in zip(*calls, strict=True)
     ]
+    for layout, narrow, wide in zip(attachment.layouts, *by_rows, strict=True):
+        learn_rows(layout, (narrow, wide), BATCHES)
 
 
-def observe(model: PreTrainedModel, observer: Observer, cached: int, new: int) -> torch.Tensor:
-    """Logits of `new` tokens after `cached` ones, of a batch whose first row is left-padded."""
-    ids = probe_ids(model, cached + new)
+def observe(
+    model: PreTrainedModel, observer: Observer, cached: int, new: int, rows: int = 2, positions: bool = False
+) -> torch.Tensor:
+    """Logits of `new` tokens after `cached` ones, of a batch whose first row is left-padded.
+
+    With `positions` the rows are given their own, if the model takes any.
+    """
+    ids = probe_ids(model, cached + new, rows)
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
+    given: list[dict[str, torch.Tensor]] = [{}, {}]
+    if positions and "position_ids" in inspect.signature(model.forward).parameters:
+        own = (mask.cumsum(-1) - 1).clamp(min=0)
+        given = [{"position_ids": own[:, :cached]}, {"position_ids": own[:, cached:]}]
     token = current_forward.set(observer)
     try:
-        first = model(input_ids=ids[:, :cached], attention_mask=mask[:, :cached], use_cache=True)
+        first = model(input_ids=ids[:, :cached], attention_mask=mask[:, :cached], use_cache=True, **given[0])
         cache = next(((k, v) for k, v in first.items() if isinstance(v, Cache)), None)
         if cache is None:
             raise refuse(model, "it returns no key-value cache")
-        output = model(input_ids=ids[:, cached:], attention_mask=mask, use_cache=True, **dict([cache]))
+        output = model(input_ids=ids[:, cached:], attention_mask=mask, use_cache=True, **given[1], **dict([cache]))
     finally:
         current_forward.reset(token)
     logits: torch.Tensor = output.logits
     return logits
 
 
-def probe_ids(model: Any, tokens: int) -> torch.Tensor:
-    """Token ids ``[2, tokens]`` that differ between the rows."""
+def probe_ids(model: Any, tokens: int, rows: int = 2) -> torch.Tensor:
+    """Token ids ``[rows, tokens]`` that differ between the rows."""
     embeddings = model.get_input_embeddings().weight
-    return torch.arange(2 * tokens, device=embeddings.device).reshape(2, tokens) % embeddings.shape[0]
+    return torch.arange(rows * tokens, device=embeddings.device).reshape(rows, tokens) % embeddings.shape[0]
 
 
 def return_arity(model: PreTrainedModel, stack: nn.ModuleList) -> int:

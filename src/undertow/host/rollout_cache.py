@@ -62,7 +62,7 @@ class RolloutLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states.detach(), value_states.detach())
         slot = self.slot
-        if slot.chain is None:
+        if slot.chain is None or not torch.is_grad_enabled():  # some iterations of a loop run without gradient
             return self.write(key_states, value_states, slot.start)
         keys, values, slot.chain = WriteSlot.apply(key_states, value_states, slot.chain, self, slot.start)
         slot.seen, slot.writer = (keys.detach(), values.detach()), keys.grad_fn
@@ -194,11 +194,17 @@ class WriteSlot(torch.autograd.Function):
 
 
 class RolloutCache(Cache):
-    """The cache that the recurrent block's layers see during a rollout of `tokens` tokens from the sequence's start."""
+    """The cache that the recurrent block's layers see during a rollout of `tokens` tokens from the sequence's start.
 
-    def __init__(self, layers: int, tokens: int) -> None:
-        self.slot = Slot(tokens)
-        super().__init__(layers=[RolloutLayer(self.slot) for _ in range(layers)])
+    Where layers are looped, each of the `iterations` has buffers of its own; `iteration` is the running one.
+    """
+
+    def __init__(self, layers: int, tokens: int, iterations: int = 1) -> None:
+        self.slot, self.count, self.iteration = Slot(tokens), layers, 0
+        super().__init__(layers=[RolloutLayer(self.slot) for _ in range(layers * iterations)])
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        return super().update(key_states, value_states, self.iteration * self.count + layer_idx, *args, **kwargs)
 
     @contextmanager
     def group(self, start: int, chain: torch.Tensor | None) -> Iterator[Slot]:
@@ -213,8 +219,12 @@ class RolloutCache(Cache):
         finally:
             self.slot.chain, self.slot.seen, self.slot.writer = None, (), None
 
-    def contents(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def filled(self) -> list[tuple[int, int]]:
+        """The layers that hold something, each with its iteration, in order."""
+        return [(i % self.count, i // self.count) for i, layer in enumerate(self.layers) if layer.is_initialized]  # type: ignore[union-attr]
+
+    def contents(self, layer: int, iteration: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of a layer, ``[B, heads, T, head width]`` each, without a graph."""
-        held = self.layers[layer]
+        held = self.layers[iteration * self.count + layer]
         assert isinstance(held, RolloutLayer) and held.keys is not None and held.values is not None
         return held.keys.data, held.values.data

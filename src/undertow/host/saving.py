@@ -1,8 +1,8 @@
 """A hosted model on disk: one folder of safetensors whose `config.json` only Undertow can read.
 
 `config.json` has `model_type: "undertow"`, the base model's own config under `base` and the recurrence's under
-`recurrence`. After `import undertow`, `AutoModelForCausalLM.from_pretrained` loads it; without, it fails by name, so that a
-recurrence is never dropped in silence.
+`recurrence` (in time) and `looped` (in depth). After `import undertow`, `AutoModelForCausalLM.from_pretrained` loads it;
+without, it fails by name, so that a recurrence is never dropped in silence.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from undertow.config import from_mapping, to_mapping
+from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError, nearest
 from undertow.files import replacing_folder, write_text
 from undertow.pathways import RECURRENCES, Recurrence
+
+if TYPE_CHECKING:
+    from undertow.host.attach import Attachment
 
 
 class UndertowConfig(PreTrainedConfig):
@@ -27,8 +31,14 @@ class UndertowConfig(PreTrainedConfig):
 
     model_type = "undertow"
 
-    def __init__(self, base: dict[str, Any] | None = None, recurrence: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        self.base, self.recurrence = base or {}, recurrence or {}
+    def __init__(
+        self,
+        base: dict[str, Any] | None = None,
+        recurrence: dict[str, Any] | None = None,
+        looped: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.base, self.recurrence, self.looped = base or {}, recurrence or {}, looped or {}
         super().__init__(**kwargs)
 
 
@@ -49,10 +59,10 @@ class UndertowForCausalLM:
 
         if config is None:
             config = UndertowConfig.from_pretrained(folder)
-        base_class, base_config, recurrence = read_config(config)
+        base_class, base_config, recurrences = read_config(config)
         wants_info = kwargs.pop("output_loading_info", False)
         try:
-            model, info = loading_class(base_class, recurrence).from_pretrained(
+            model, info = loading_class(base_class, recurrences).from_pretrained(
                 folder, *args, config=base_config, output_loading_info=True, **kwargs
             )
         except SafetensorError as error:
@@ -82,20 +92,23 @@ class UndertowForCausalLM:
         """A hosted model with fresh weights (`AutoModelForCausalLM.from_config`)."""
         from undertow.host.attach import attach
 
-        base_class, base_config, recurrence = read_config(config)
-        return attach(base_class._from_config(base_config, **kwargs), recurrence)
+        base_class, base_config, recurrences = read_config(config)
+        model = base_class._from_config(base_config, **kwargs)
+        for recurrence in recurrences:
+            attach(model, recurrence)
+        return model
 
 
-def read_config(config: UndertowConfig) -> tuple[type[PreTrainedModel], PreTrainedConfig, Recurrence]:
-    """The base model's class and config, and the recurrence, that a hosted model's config names."""
+def read_config(config: UndertowConfig) -> tuple[type[PreTrainedModel], PreTrainedConfig, list[Recurrence | Looped]]:
+    """The base model's class and config, and the recurrences, that a hosted model's config names."""
     try:
         base = dict(config.base)
         base_config = AutoConfig.for_model(base.pop("model_type"), **base)
         base_class = getattr(transformers, (config.architectures or base["architectures"])[0])
-        recurrence = recurrence_from_mapping(config.recurrence)
+        recurrences = recurrences_from_mappings(config.recurrence, config.looped)
     except (KeyError, AttributeError, TypeError, IndexError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's config.json does not describe a hosted model: {error}") from error
-    return base_class, base_config, recurrence
+    return base_class, base_config, recurrences
 
 
 def recurrence_from_mapping(mapping: dict[str, Any]) -> Recurrence:
@@ -107,13 +120,34 @@ def recurrence_from_mapping(mapping: dict[str, Any]) -> Recurrence:
     return from_mapping(RECURRENCES[kind], settings, where="recurrence")
 
 
-def loading_class(base_class: Any, recurrence: Recurrence) -> Any:
+def recurrences_of(attachment: Attachment) -> dict[str, dict[str, Any]]:
+    """What is attached, as plain data: a `recurrence` in time, a `looped` one in depth, or both."""
+    held = {"recurrence": attachment.settings, "looped": attachment.looped}
+    return {name: to_mapping(settings) for name, settings in held.items() if settings is not None}
+
+
+def recurrences_from_mappings(recurrence: dict[str, Any], looped: dict[str, Any]) -> list[Recurrence | Looped]:
+    """The settings that `recurrences_of` describes, in the order to attach them in.
+
+    Raises:
+        ConfigError: they describe none.
+    """
+    found: list[Recurrence | Looped] = []
+    if looped:
+        found.append(from_mapping(Looped, looped, where="looped"))
+    if recurrence or not found:
+        found.append(recurrence_from_mapping(recurrence))
+    return found
+
+
+def loading_class(base_class: Any, recurrences: list[Recurrence | Looped]) -> Any:
     """A subclass of the base model's class that has the recurrence from the start: its weights load with the rest."""
     from undertow.host.attach import attach
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         base_class.__init__(self, config, *args, **kwargs)
-        attach(self, recurrence)
+        for recurrence in recurrences:
+            attach(self, recurrence)
 
     kept = set(getattr(base_class, "_keep_in_fp32_modules_strict", None) or ())
     members = {
@@ -136,7 +170,7 @@ def save_pretrained(self: Any, save_directory: str | os.PathLike[str], *args: An
         raise ConfigError("save_pretrained cannot push at the same time; call push_to_hub on the model instead")
     if not kwargs.get("is_main_process", True):
         return
-    recurrence = to_mapping(find_attachment(self).settings)
+    recurrences = recurrences_of(find_attachment(self))
     with replacing_folder(Path(save_directory)) as folder:
         type(self).save_pretrained(self, folder, *args, **kwargs)
         path = folder / "config.json"
@@ -146,7 +180,7 @@ def save_pretrained(self: Any, save_directory: str | os.PathLike[str], *args: An
             "architectures": [type(self).__name__],
             "dtype": base.get("dtype"),
             "base": base,
-            "recurrence": recurrence,
+            **recurrences,
         }
         write_text(path, json.dumps(config, indent=2) + "\n")
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from undertow.host.owners import Owners
 from undertow.host.support import refuse
 
 FINAL_NORMS = ("norm", "ln_f", "norm_f", "final_layer_norm", "final_layernorm", "layer_norm")
+
+
+def final_norm(owners: Owners) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The norm between a model's last layer and its head.
+
+    Raises:
+        UnsupportedArchitectureError: none was found.
+    """
+    for name in FINAL_NORMS:
+        if hasattr(owners.backbone, name):
+            return getattr(owners.backbone, name)
+    raise refuse(owners.model, "this needs its final norm, which was not found")
 
 
 class ExpectedEmbedding:
@@ -22,16 +36,9 @@ class ExpectedEmbedding:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The model's logits ``[B, n, vocabulary]`` for the last layer's output ``[B, n, D]``."""
-        norm = next(
-            (getattr(self.owners.backbone, name) for name in FINAL_NORMS if hasattr(self.owners.backbone, name)),
-            None,
-        )
-        head = self.owners.model.get_output_embeddings()
-        if norm is None or head is None:
-            raise refuse(
-                self.owners.model,
-                "soft tokens need its final norm and its language-model head, which were not found",
-            )
+        norm, head = final_norm(self.owners), self.owners.model.get_output_embeddings()
+        if head is None:
+            raise refuse(self.owners.model, "this needs logits, and it has no language-model head")
         config = self.owners.model.config.get_text_config()
         logits: torch.Tensor = head(norm(hidden))
         logits = logits * (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)

@@ -9,11 +9,25 @@ from undertow.tasks.example import Example, Split
 from undertow.tasks.groups import GroupTracking
 from undertow.tasks.gsm8k import GSM8K
 from undertow.tasks.parity import Parity
+from undertow.tasks.prosqa import ProsQA
+from undertow.tasks.retrieval import GroupRetrieval
 from undertow.tasks.text import Text
 from undertow.tasks.tokenizer import character_tokenizer
+from undertow.tasks.variables import VariableAssignment
 
 TASKS: dict[str, type[Task]] = {
-    task.kind: task for task in (Parity, MultiStepArithmetic, BigBenchArithmetic, GroupTracking, GSM8K, Text)
+    task.kind: task
+    for task in (
+        Parity,
+        MultiStepArithmetic,
+        BigBenchArithmetic,
+        GroupTracking,
+        GroupRetrieval,
+        VariableAssignment,
+        ProsQA,
+        GSM8K,
+        Text,
+    )
 }
 """Every task by its kind, as recipes name it."""
 
@@ -23,15 +37,18 @@ __all__ = [
     "BigBenchArithmetic",
     "Example",
     "GeneratedTask",
+    "GroupRetrieval",
     "GroupTracking",
     "MultiStepArithmetic",
     "PadCollator",
     "Parity",
     "PromptedTask",
+    "ProsQA",
     "Split",
     "Task",
     "TaskDataset",
     "Text",
+    "VariableAssignment",
     "character_tokenizer",
     "encode",
     "encode_prompt",

@@ -29,7 +29,8 @@ def encode(example: Example, tokenizer: PreTrainedTokenizerBase, max_tokens: int
     shifted: a causal language model scores its output at position t against the label of position t + 1.
 
     An aligned example becomes its prompt and EOS, with the label of symbol t at position t + 1, so that what
-    the model says where it has read symbol t is scored against that symbol's own label.
+    the model says where it has read symbol t is scored against that symbol's own label. Where there are fewer
+    labels than symbols, they belong to the last ones.
 
     Raises DataError for an example of more than `max_tokens` tokens (nothing is ever cut), for text that the
     tokenizer does not know, and for an aligned example of whose symbols it does not make a token each;
@@ -40,12 +41,13 @@ def encode(example: Example, tokenizer: PreTrainedTokenizerBase, max_tokens: int
     prompt = encode_prompt(example.prompt, tokenizer)
     answer = known_ids(example.completion, tokenizer, add_special_tokens=False)
     if example.aligned:
-        if not len(prompt) == len(answer) == len(example.prompt):
+        if len(prompt) != len(example.prompt) or not 0 < len(answer) == len(example.completion) <= len(prompt):
             raise DataError(
                 f"The tokenizer does not make one token of each symbol of {_shown(example.prompt)}, which has a label "
                 f"for each; use one with a token a character."
             )
-        input_ids, labels = [*prompt, tokenizer.eos_token_id], [IGNORED, *answer]
+        input_ids = [*prompt, tokenizer.eos_token_id]
+        labels = [IGNORED] * (len(input_ids) - len(answer)) + answer
     else:
         completion = [*answer, tokenizer.eos_token_id]
         input_ids, labels = prompt + completion, [IGNORED] * len(prompt) + completion

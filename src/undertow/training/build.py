@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from transformers.utils import logging
 
 from undertow.errors import CheckpointError, ConfigError, UndertowError, nearest
 from undertow.host import attach, set_solver
+from undertow.models import HuginnForCausalLM, LSTMConfig, with_pauses
 from undertow.tasks import character_tokenizer
+from undertow.training.depth import native_model
 from undertow.training.recipe import LoRASection, ModelSection, Recipe
 
 ADAPTER = "adapter_config.json"
@@ -44,8 +47,16 @@ def build(recipe: Recipe, seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
         model, tokenizer = load(recipe.model.path)
     else:
         tokenizer = tokenizer_for(recipe)
-        model = from_scratch(recipe.model, tokenizer)
+        model = new_model(recipe, tokenizer)
     return equip(model, recipe), tokenizer
+
+
+def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """The recipe's model with random weights: a native recurrent-depth one, or one of transformers' architectures."""
+    if recipe.depth is not None and recipe.depth.shape is not None:
+        return native_model(recipe.depth, recipe.model, tokenizer)
+    model = from_scratch(recipe.model, tokenizer)
+    return with_pauses(model, recipe.model.pauses) if recipe.model.pauses else model
 
 
 def outline(recipe: Recipe) -> Any:
@@ -57,7 +68,7 @@ def outline(recipe: Recipe) -> Any:
     """
     with torch.device("meta"):
         if recipe.model.path is None:
-            model = from_scratch(recipe.model, tokenizer_for(recipe))
+            model = new_model(recipe, tokenizer_for(recipe))
         else:
             try:
                 model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model.path))
@@ -70,6 +81,10 @@ def outline(recipe: Recipe) -> Any:
 
 def equip(model: Any, recipe: Recipe) -> Any:
     """The model with the recipe's recurrence and its adapters."""
+    if recipe.depth is not None and recipe.depth.looped is not None:
+        attach(model, dataclasses.replace(recipe.depth.looped, depth=recipe.depth.mean))
+    elif recipe.depth is not None and not loops(model):
+        raise ConfigError("depth says nothing of what to loop, and the model does not loop; set depth.looped or depth.shape")
     if recipe.recurrence is not None:
         attach(model, recipe.recurrence, recipe.solver)
     elif has_recurrence(model):
@@ -155,11 +170,31 @@ def load_adapter(folder: Path) -> tuple[Any, PreTrainedTokenizerBase]:
     return model.merge_and_unload(), tokenizer
 
 
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """A pretrained tokenizer, from a folder or a hub name.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
+    except Exception as error:  # transformers and tokenizers raise any kind
+        raise CheckpointError(f"no tokenizer could be loaded from {path}: {first_line(error)}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
 def tokenizer_for(recipe: Recipe) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model built from scratch."""
+    if recipe.model.tokenizer is not None:
+        return load_tokenizer(recipe.model.tokenizer)
     characters = recipe.task.characters()
     if characters is None:
         raise ConfigError(
-            f"task {recipe.task.kind} is free text, which needs a pretrained model's tokenizer; set model.path"
+            f"task {recipe.task.kind} is free text, which needs a pretrained model's tokenizer; set model.path or "
+            "model.tokenizer"
         )
     return character_tokenizer(characters)
 
@@ -170,15 +205,16 @@ def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> A
     Raises:
         ConfigError: transformers has no such architecture, or it cannot have this shape.
     """
-    if section.architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    known = (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, LSTMConfig.model_type)
+    if section.architecture not in known:
         raise ConfigError(
             f"model.architecture {section.architecture!r} is no causal language model that transformers knows"
-            f"{nearest(section.architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}"
+            f"{nearest(section.architecture, known)}"
         )
     config_class = CONFIG_MAPPING[section.architecture]
     try:
         settings = {
-            "vocab_size": len(tokenizer),
+            "vocab_size": vocabulary(section, tokenizer),
             "hidden_size": section.width,
             "num_hidden_layers": section.layers,
             "num_attention_heads": section.heads,
@@ -186,7 +222,7 @@ def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> A
             "pad_token_id": tokenizer.pad_token_id,
             "bos_token_id": None,
             "eos_token_id": tokenizer.eos_token_id,
-            "tie_word_embeddings": False,
+            "tie_word_embeddings": section.tied,
             **differently_named(section, config_class),
         }
         model = AutoModelForCausalLM.from_config(config_class(**settings))
@@ -202,6 +238,14 @@ def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> A
             f"model.architecture {section.architecture!r} cannot be built from scratch in this shape: {first_line(error)}"
         ) from error
     return model
+
+
+def vocabulary(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> int:
+    if section.vocabulary is not None and section.vocabulary < len(tokenizer):
+        raise ConfigError(
+            f"model.vocabulary is {section.vocabulary}, but the tokenizer has {len(tokenizer)} tokens; raise it"
+        )
+    return section.vocabulary or len(tokenizer)
 
 
 def differently_named(section: ModelSection, config_class: type[PreTrainedConfig]) -> dict[str, Any]:
@@ -224,8 +268,15 @@ def differently_named(section: ModelSection, config_class: type[PreTrainedConfig
             raise ConfigError(f"model.{key} is set, but {section.architecture} has no such setting; remove it")
         found |= {name: defaults[key] if value is None else value for name in known}
     if hasattr(example, "head_dim") and not isinstance(getattr(config_class, "head_dim", None), property):
-        found["head_dim"] = section.width // section.heads
+        found["head_dim"] = section.head_width or section.width // section.heads
+    elif section.head_width is not None:
+        raise ConfigError(f"model.head_width is set, but {section.architecture} has no such setting; remove it")
     return found
+
+
+def loops(model: Any) -> bool:
+    """Whether the model has a recurrence in depth."""
+    return isinstance(model, HuginnForCausalLM) or any(".recurrence.loop" in name for name, _ in model.named_modules())
 
 
 def has_recurrence(model: Any) -> bool:

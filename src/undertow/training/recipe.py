@@ -8,7 +8,19 @@ from typing import Literal
 from undertow.errors import ConfigError
 from undertow.pathways import T2MLR, SoftToken, TurboConn
 from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential
-from undertow.tasks import GSM8K, BigBenchArithmetic, GeneratedTask, GroupTracking, MultiStepArithmetic, Parity, Text
+from undertow.tasks import (
+    GSM8K,
+    BigBenchArithmetic,
+    GeneratedTask,
+    GroupRetrieval,
+    GroupTracking,
+    MultiStepArithmetic,
+    Parity,
+    ProsQA,
+    Text,
+    VariableAssignment,
+)
+from undertow.training.depth import DepthSection
 
 
 @dataclass(frozen=True)
@@ -18,13 +30,15 @@ class ModelSection:
     path: str | None = None
     """Folder or hub name of a pretrained model and its tokenizer; without it, a model is built from the keys below."""
     architecture: str = "llama"
-    """A transformers model type, such as llama, qwen3 or gpt2."""
+    """A transformers model type, such as llama, qwen3 or gpt2; or lstm, which has no heads and takes no recurrence."""
     layers: int = 2
     """Number of decoder layers."""
     width: int = 64
     """Hidden size."""
     heads: int = 4
     """Attention heads."""
+    head_width: int | None = None
+    """Width of an attention head; the hidden size over the heads if left out."""
     key_value_heads: int | None = None
     """Key-value heads, for grouped-query attention; as many as there are heads if left out."""
     feed_forward: int | None = None
@@ -36,10 +50,20 @@ class ModelSection:
     embedding_range: float = 1.0
     """Standard deviation of the initial token embeddings. At 1 small models learn to track a state in a fraction of the
     steps that they need at a matrix's scale."""
+    tokenizer: str | None = None
+    """Folder or hub name of the tokenizer of a model built from scratch; one token a character if left out."""
+    vocabulary: int | None = None
+    """Rows of the token embeddings, if they shall be more than the tokenizer's tokens."""
+    tied: bool = False
+    """Use the token embeddings as the head too; they then want an embedding_range of about 0.02."""
+    pauses: int = 0
+    """Pause tokens that the model reads after each token before it predicts; 1 is the T²MLR paper's 2x baseline."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "layers", "width", "heads", "key_value_heads", "feed_forward", "positions")
-        if self.width % self.heads:
+        at_least(1, self, "head_width", "vocabulary")
+        at_least(0, self, "pauses")
+        if self.head_width is None and self.width % self.heads:
             raise ConfigError(f"width {self.width} is no multiple of heads {self.heads}; make it one")
         if self.heads % (self.key_value_heads or self.heads):
             raise ConfigError(f"heads {self.heads} is no multiple of key_value_heads {self.key_value_heads}; make it one")
@@ -162,7 +186,17 @@ class Recipe:
 
     name: str
     """Name of the run, and of its folder."""
-    task: Parity | MultiStepArithmetic | BigBenchArithmetic | GroupTracking | GSM8K | Text
+    task: (
+        Parity
+        | MultiStepArithmetic
+        | BigBenchArithmetic
+        | GroupTracking
+        | GroupRetrieval
+        | VariableAssignment
+        | ProsQA
+        | GSM8K
+        | Text
+    )
     """What to learn."""
     output: str = "runs"
     """Folder that the run's folder is made in."""
@@ -172,6 +206,8 @@ class Recipe:
     """The model."""
     recurrence: TurboConn | T2MLR | SoftToken | None = None
     """The recurrence in time; none for the plain model."""
+    depth: DepthSection | None = None
+    """The recurrence in depth; none for a model whose layers run once."""
     solver: Sequential | Scan | Jacobi | Chunked | Auto = field(default_factory=Auto)
     """How the states of a sequence are found in training."""
     lora: LoRASection | None = None
@@ -190,6 +226,13 @@ class Recipe:
             raise ConfigError(f"seeds holds {min(self.seeds)}; use 0 or more")
         if self.lora is not None and self.model.path is None:
             raise ConfigError("lora adapts a pretrained model, but model.path is not set; set it or remove lora")
+        if self.depth is not None and self.depth.shape is not None:
+            if self.model.path is not None:
+                raise ConfigError("depth.shape builds a model from scratch, but model.path is set; remove one of them")
+            if self.recurrence is not None:
+                raise ConfigError("a native model (depth.shape) takes no recurrence in time; loop a model's layers instead")
+        if self.model.pauses and self.recurrence is not None:
+            raise ConfigError("model.pauses and recurrence are two ways to compute more a token; remove one of them")
         if self.evaluation.lengths and not isinstance(self.task, GeneratedTask):
             raise ConfigError(f"evaluation.lengths is set, but {self.task.kind} reads a file as it is; remove it")
         for key in ("temperature", "max_new_tokens"):

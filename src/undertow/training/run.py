@@ -28,6 +28,8 @@ from undertow.solvers import Sequential
 from undertow.tasks import PadCollator, TaskDataset
 from undertow.training.build import build, has_recurrence, quiet_libraries
 from undertow.training.data import training_set
+from undertow.training.depth import DepthTraining
+from undertow.training.gates import GateLog
 from undertow.training.log import Progress, RunLog
 from undertow.training.recipe import Recipe, TrainingSection
 from undertow.training.schedule import cosine_restarts
@@ -94,8 +96,9 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         train_dataset=dataset,
         eval_dataset=held_out if len(held_out) else None,
         data_collator=PadCollator(tokenizer),
-        callbacks=[*([SolverGap(section.compare_every)] if watches else []), log, progress],
+        callbacks=[*([SolverGap(section.compare_every)] if watches else []), GateLog(), log, progress],
     )
+    trainer.depth, trainer.depth_seed = recipe.depth, seed
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
     try:
@@ -132,7 +135,7 @@ def remarks(recipe: Recipe, sets: dict[str, TaskDataset]) -> list[str]:
     return found
 
 
-class RecipeTrainer(Trainer):
+class RecipeTrainer(DepthTraining, Trainer):
     """A Trainer that takes the examples in the order that `training_set` chose; its gates learn at their own rate."""
 
     def __init__(self, section: TrainingSection, **settings: Any) -> None:
@@ -260,7 +263,7 @@ def trained_part(recipe: Recipe) -> dict[str, Any]:
     """What of a recipe decides the weights, by dotted key."""
     sections = to_mapping(recipe)
     kept: dict[str, Any] = {}
-    for name in ("task", "model", "recurrence", "solver", "lora", "training"):
+    for name in ("task", "model", "recurrence", "depth", "solver", "lora", "training"):
         section = sections[name]
         if isinstance(section, dict):
             kept |= {f"{name}.{key}": value for key, value in section.items()}

@@ -1,0 +1,161 @@
+"""Measure what a finished run's recurrent-depth model costs and gains while it decodes: exits, caches, drafts.
+
+    python scripts/measure_depth.py runs/depth-text/seed-0 [--rows 8] [--prompt 32] [--new 32]
+
+Every row of held-out text is decoded token by token, teacher-forced, so that all settings see the same text: the loss is
+that of decoding through the cache. Times are processor time of one thread, settings taking turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from undertow.config import from_mapping, load_yaml
+from undertow.depth import (
+    Anchor,
+    ArgmaxStability,
+    Budget,
+    CachePolicy,
+    Cosine,
+    DepthCache,
+    EntropyDifference,
+    ExitRule,
+    Full,
+    KLDivergence,
+    Last,
+    LatentDifference,
+    MinPKL,
+)
+from undertow.depth.cache import CACHE
+from undertow.depth.speculative import generate_speculative
+from undertow.evaluation.depth import depths_of, get_depth
+from undertow.evaluation.report import table
+from undertow.tasks import TaskDataset
+from undertow.training.build import load, quiet_libraries
+from undertow.training.recipe import Recipe
+
+RULES: tuple[ExitRule, ...] = (
+    LatentDifference(0.1),
+    LatentDifference(0.03),
+    Cosine(1e-3),
+    KLDivergence(5e-4),
+    MinPKL(1e-5),
+    EntropyDifference(1e-3),
+    ArgmaxStability(5),
+)
+POLICIES: dict[str, CachePolicy] = {"full": Full(), "budget 4": Budget(4), "anchor 2+2": Anchor(2, 2), "last": Last()}
+REPEATS = 2
+
+
+@torch.no_grad()
+def decode(
+    model: Any, text: torch.Tensor, prompt: int, policy: CachePolicy | None = None, warm_start: bool = False, **settings: Any
+) -> tuple[float, float, float, DepthCache]:
+    """Loss, iterations and seconds a decoded token, and the cache, of rows of text ``[B, T]`` after `prompt` tokens."""
+    cache = DepthCache(policy, tokens=text.shape[1])
+    inputs: dict[str, Any] = {CACHE: cache, "use_cache": True, **settings}
+    logits = [model(text[:, :prompt], **inputs).logits[:, -1:]]
+    depths = []
+    started = time.process_time()
+    for at in range(prompt, text.shape[1] - 1):
+        output = model(text[:, at : at + 1], **inputs, warm_start=warm_start)
+        logits.append(output.logits)
+        depths.append(depths_of(model, output))
+    seconds = (time.process_time() - started) / len(depths)
+    loss = F.cross_entropy(torch.cat(logits, dim=1).flatten(0, 1).float(), text[:, prompt:].flatten())
+    return float(loss), float(torch.cat(depths, dim=1).float().mean()), seconds, cache
+
+
+def best_of(runs: list[tuple[float, float, float, DepthCache]]) -> tuple[float, float, float, DepthCache]:
+    return min(runs, key=lambda run: run[2])
+
+
+def measure(run: Path, rows: int, prompt: int, new: int, deep: int) -> dict[str, Any]:
+    quiet_libraries()
+    torch.set_num_threads(1)
+    recipe = from_mapping(Recipe, load_yaml(run / "recipe.yaml"))
+    model, tokenizer = load(str(run / "model"))
+    model.eval()
+    held_out = TaskDataset(recipe.task, "valid", tokenizer, 4 * rows)
+    encoded = [held_out[i]["input_ids"] for i in range(4 * rows)]
+    text = torch.tensor([ids[: prompt + new] for ids in encoded if len(ids) >= prompt + new][:rows])
+    depth = deep * get_depth(model)
+
+    exits: dict[str, Any] = {f"fixed {depth}": {}, f"fixed {get_depth(model)}": {"depth": get_depth(model)}}
+    exits |= {f"{rule.kind} {getattr(rule, 'threshold', getattr(rule, 'times', ''))}": {"exit_rule": rule} for rule in RULES}
+    exits["kl 0.0005, warm start"] = {"exit_rule": KLDivergence(5e-4), "warm_start": True}
+    timed: dict[str, list[Any]] = {name: [] for name in exits}
+    for _ in range(REPEATS):
+        for name, settings in exits.items():
+            timed[name].append(decode(model, text, prompt, **({"depth": depth} | settings)))
+    results: dict[str, Any] = {"rows": len(text), "prompt": prompt, "new": new, "limit": depth, "exits": {}, "caches": {}}
+    for name, runs in timed.items():
+        loss, iterations, seconds, _ = best_of(runs)
+        results["exits"][name] = {"loss": loss, "iterations": iterations, "milliseconds": 1e3 * seconds}
+    for name, policy in POLICIES.items():
+        loss, _, seconds, cache = decode(model, text, prompt, policy, depth=depth)
+        memory = cache.memory()
+        results["caches"][name] = {"loss": loss, "slots": memory.slots, "bytes a token": memory.used_per_token}
+    results["speculative"] = drafts(model, text[:1, :prompt], new, depth)
+    return results
+
+
+def drafts(model: Any, prompt: torch.Tensor, new: int, depth: int) -> dict[str, Any]:
+    """Self-speculative against plain greedy decoding, one row."""
+    settings: dict[str, Any] = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "depth": depth}
+    settings |= {"eos_token_id": None, "max_new_tokens": new, "min_new_tokens": new}
+    found: dict[str, Any] = {}
+    seconds, plain = [], prompt
+    for _ in range(REPEATS):
+        started = time.process_time()
+        plain = model.generate(prompt, **settings, **{CACHE: DepthCache(tokens=prompt.shape[1] + new)})
+        seconds.append(time.process_time() - started)
+    found["plain"] = {"milliseconds a token": 1e3 * min(seconds) / new}
+    for draft in sorted({1, 2, 4, 8} & set(range(1, depth))):
+        for lookahead in (2, 4):
+            seconds = []
+            for _ in range(REPEATS):
+                started = time.process_time()
+                done = generate_speculative(
+                    model, prompt, max_new_tokens=new, depth=depth, draft_depth=draft, lookahead=lookahead
+                )
+                seconds.append(time.process_time() - started)
+            found[f"draft {draft}, lookahead {lookahead}"] = {
+                "identical": bool(torch.equal(done.sequences, plain)),
+                "acceptance": done.acceptance,
+                "milliseconds a token": 1e3 * min(seconds) / new,
+            }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--deep", type=int, default=4, help="the limit of the depth, in trained means")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    results = measure(options.run, options.rows, options.prompt, options.new, options.deep)
+    for section in ("exits", "caches", "speculative"):
+        names = sorted({key for entry in results[section].values() for key in entry})
+        lines = [
+            [name, *[f"{entry[key]:.4g}" if key in entry else "" for key in names]]
+            for name, entry in results[section].items()
+        ]
+        print(table([section, *names], lines) + "\n")
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

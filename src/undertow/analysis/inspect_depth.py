@@ -1,0 +1,183 @@
+"""`undertow inspect depth RUN`: everything that the iterations of a finished run's model do, in tables and figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from undertow.analysis.depth import (
+    behaviours,
+    convergence,
+    iteration_logits,
+    iteration_states,
+    loss_by_depth,
+    measure_exits,
+    path_independence,
+    principal_components,
+)
+from undertow.analysis.depth_figures import convergence_figure, depth_figure, exits_figure, trajectories_figure
+from undertow.config import from_mapping, load_yaml, to_mapping
+from undertow.depth.exits import (
+    ArgmaxStability,
+    Cosine,
+    EntropyDifference,
+    ExitRule,
+    KLDivergence,
+    LatentDifference,
+    LearnedGate,
+    MinPKL,
+)
+from undertow.errors import ConfigError
+from undertow.evaluation.accuracy import accuracy_by_length
+from undertow.evaluation.depth import at_depth, get_depth
+from undertow.evaluation.report import percent, table
+from undertow.evaluation.run import seed_folders
+from undertow.files import write_text
+from undertow.host.attach import find_attachment
+from undertow.models import HuginnForCausalLM
+from undertow.tasks import PadCollator, TaskDataset
+from undertow.training.build import load, quiet_libraries
+from undertow.training.recipe import Recipe
+from undertow.training.run import MODEL, RECIPE
+
+RULES: tuple[ExitRule, ...] = (
+    LatentDifference(0.03),
+    Cosine(1e-3),
+    KLDivergence(5e-4),
+    MinPKL(1e-5),
+    EntropyDifference(1e-3),
+    ArgmaxStability(5),
+)
+# Shares of the trained mean at which things are measured, and how much deeper than it "to the end" is.
+SHARES, END = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0), 4
+CHOSEN = 3  # tokens whose trajectories are drawn
+
+
+def inspect_depth(run: Path, examples: int) -> str:
+    """Inspect the first seed's model on the first held-out examples of its task; writes `depth/` into its folder.
+
+    Raises:
+        CheckpointError: there is no finished run.
+        ConfigError: its model has no recurrence in depth, or there are no examples.
+    """
+    if examples < 1:
+        raise ConfigError(f"examples is {examples}; look at 1 or more")
+    quiet_libraries()
+    folder = seed_folders(run)[0]
+    recipe = from_mapping(Recipe, load_yaml(folder / RECIPE))
+    model, tokenizer = load(str(folder / MODEL))
+    mean = get_depth(model)
+    depths = sorted({max(1, round(share * mean)) for share in SHARES})
+    end = END * mean
+    held_out = TaskDataset(recipe.task, "valid", tokenizer, examples)
+    batch = PadCollator(tokenizer)([held_out[i] for i in range(examples)])
+    model.eval()
+
+    losses = loss_by_depth(model, batch, depths)
+    answers = getattr(recipe.task, "measured_by", "answers") == "answers"
+    accuracies = accuracy_by_depth(model, tokenizer, recipe, depths, examples) if answers else {}
+    exits = measure_exits(model, batch, rules_for(model), end)
+    states = iteration_states(model, batch, end)
+    distances = convergence(states)
+    apart = path_independence(model, batch, end)
+    kinds = behaviours(states)
+    row = int(batch["attention_mask"][0].argmax())  # where the first row's text begins
+    ids = batch["input_ids"][0, row:]
+    words = [str(tokenizer.decode([int(token)])) or "·" for token in ids]
+    lens = iteration_logits(model, batch, mean)[:, 0, row:]
+    real = batch["attention_mask"].bool()
+
+    output = folder / "depth"
+    figures(output, losses, accuracies, mean, exits, distances[:, 0, row:], words)
+    chosen = sorted(range(len(words)), key=lambda i: -float(distances[-2, 0, row + i]))[:CHOSEN]
+    trajectories_figure(principal_components(states)[:, 0, row:], words, kinds[0][row:], chosen, output / "trajectories.png")
+    counted = [
+        kind for kept, found in zip(real.tolist(), kinds, strict=True) for k, kind in zip(kept, found, strict=True) if k
+    ]
+    shares = {kind: counted.count(kind) / len(counted) for kind in ("fixed point", "orbit", "slider")}
+    results: dict[str, Any] = {
+        "mean": mean,
+        "loss_by_depth": losses,
+        "accuracy_by_depth": accuracies,
+        "exits": [dataclasses.asdict(result) | {"rule": to_mapping(result.rule)} for result in exits],
+        "distance_to_the_end": [float(d[real].mean()) for d in distances],
+        "distance_between_starts": apart,
+        "behaviours": shares,
+    }
+    write_text(output / "depth.json", json.dumps(results, indent=1) + "\n")
+    text = report(results, lens, words, tokenizer, exits)
+    write_text(output / "depth.md", text + "\n")
+    return f"{text}\n\nFigures: {output}"
+
+
+def rules_for(model: Any) -> tuple[ExitRule, ...]:
+    """The rules that the model can be run with."""
+    loop = None if isinstance(model, HuginnForCausalLM) else find_attachment(model).loop
+    return RULES if loop is None or loop.gate is None else (*RULES, LearnedGate(0.5))
+
+
+def accuracy_by_depth(model: Any, tokenizer: Any, recipe: Recipe, depths: list[int], examples: int) -> dict[int, float]:
+    """Share of right answers over the recipe's lengths when every token runs so many iterations."""
+    found = {}
+    for depth in depths:
+        with at_depth(model, depth):
+            results = accuracy_by_length(
+                model, tokenizer, recipe.task, recipe.evaluation.lengths, examples, recipe.evaluation.batch
+            )
+        found[depth] = sum(result.correct for result in results) / sum(result.total for result in results)
+    return found
+
+
+def figures(
+    output: Path,
+    losses: dict[int, float],
+    accuracies: dict[int, float],
+    mean: int,
+    exits: Any,
+    distances: torch.Tensor,
+    words: list[str],
+) -> None:
+    depth_figure({"held-out loss": losses}, output / "loss.png", "loss", mean)
+    if accuracies:
+        depth_figure({"accuracy": accuracies}, output / "accuracy.png", "accuracy", mean)
+    exits_figure(exits, output / "exits.png")
+    convergence_figure(distances, words, output / "convergence.png")
+
+
+def report(results: dict[str, Any], lens: torch.Tensor, words: list[str], tokenizer: Any, exits: Any) -> str:
+    """The tables."""
+    mean, right = results["mean"], results["accuracy_by_depth"]
+    by_depth = table(
+        ["iterations", "held-out loss", "accuracy"],
+        [
+            [
+                f"{depth}{' (trained mean)' if depth == mean else ''}",
+                f"{loss:.4f}",
+                percent(right[depth]) if right else "–",
+            ]
+            for depth, loss in results["loss_by_depth"].items()
+        ],
+    )
+    by_rule = table(
+        ["exit rule", "iterations a token", "held-out loss"],
+        [[result.rule.kind, f"{result.mean_depth:.2f}", f"{result.loss:.4f}"] for result in exits],
+    )
+    marks = sorted({0, mean // 2, mean - 1, 2 * mean - 1, END * mean - 2})
+    end, apart = results["distance_to_the_end"], results["distance_between_starts"]
+    ways = table(
+        ["after iteration", f"distance to iteration {END * mean}", "distance between two starts"],
+        [[index + 1, f"{end[index]:.4f}", f"{apart[index + 1]:.4f}"] for index in marks],
+    )
+    guesses = table(
+        ["token", *[f"r={index + 1}" for index in range(len(lens))]],
+        [
+            [repr(word), *[repr(tokenizer.decode([int(step[at].argmax())])) for step in lens]]
+            for at, word in list(enumerate(words))[-8:]
+        ],
+    )
+    shares = ", ".join(f"{percent(share)} {kind}s" for kind, share in results["behaviours"].items())
+    return "\n\n".join([by_depth, by_rule, ways, f"States: {shares}.", "Likeliest next token at every iteration:", guesses])

@@ -1,0 +1,252 @@
+"""When a token may stop iterating: exit rules, per token and per row.
+
+A rule is settings; `watch()` makes what remembers one forward's tokens. After each iteration from `minimum` on it is shown
+the evidence and answers which tokens are done. Thresholds are those of arXiv 2502.05171's released code unless noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch.nn import functional as F
+
+from undertow.errors import ConfigError
+
+
+@dataclass
+class Evidence:
+    """What a rule may look at after an iteration, for the b rows that still run.
+
+    Attributes:
+        depth: iterations done.
+        before, after: the state ``[b, T, D]`` before and after the iteration.
+        logits: the logits ``[b, T, V]`` that the state gives, if the rule asked for them.
+        positions: absolute positions ``[b, T]``.
+        gate: the exit probability ``[b, T]`` that a learned gate gives a state, if the model has one.
+    """
+
+    depth: int
+    before: torch.Tensor
+    after: torch.Tensor
+    logits: torch.Tensor | None
+    positions: torch.Tensor
+    gate: Callable[[torch.Tensor], torch.Tensor] | None
+
+
+class Watch:
+    """What a rule remembers of a forward; tensors in `memory` have a row for each running row."""
+
+    def __init__(self, decide: Callable[[Evidence, dict[str, torch.Tensor]], torch.Tensor]) -> None:
+        self.decide = decide
+        self.memory: dict[str, torch.Tensor] = {}
+
+    def done(self, evidence: Evidence) -> torch.Tensor:
+        """Which tokens may stop ``[b, T]``."""
+        return self.decide(evidence, self.memory)
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Only these of the running rows (indices into them) go on."""
+        self.memory = {name: tensor[rows] for name, tensor in self.memory.items()}
+
+
+@dataclass(frozen=True)
+class ExitRule:
+    """The base of all rules."""
+
+    kind: ClassVar[str] = ""
+    needs_logits: ClassVar[bool] = False
+    needs_gate: ClassVar[bool] = False
+
+    minimum: int = field(default=1, kw_only=True)
+    """Iterations before the first check: no token stops earlier."""
+
+    def __post_init__(self) -> None:
+        if self.minimum < 1:
+            raise ConfigError(f"minimum is {self.minimum}; a token runs at least 1 iteration")
+
+    def watch(self) -> Watch:
+        return Watch(self.decide)
+
+    def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _Threshold(ExitRule):
+    threshold: float = 0.0
+    """Stop when the quantity is below this."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threshold <= 0:
+            raise ConfigError(f"threshold is {self.threshold}; nothing is below it, so use more than 0")
+
+
+@dataclass(frozen=True)
+class LatentDifference(_Threshold):
+    """Stop when the state hardly changes: ‖s_i - s_{i-1}‖ / ‖s_i‖."""
+
+    kind: ClassVar[str] = "latent-difference"
+    threshold: float = 0.03
+    """Stop when the relative change is below this."""
+
+    def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
+        change = (evidence.after - evidence.before).float().norm(dim=-1)
+        return change < self.threshold * evidence.after.float().norm(dim=-1)
+
+
+@dataclass(frozen=True)
+class Cosine(_Threshold):
+    """Stop when the state hardly turns: 1 - cos(s_i, s_{i-1})."""
+
+    kind: ClassVar[str] = "cosine"
+    threshold: float = 1e-3
+    """Stop when the distance is below this."""
+
+    def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
+        return 1 - F.cosine_similarity(evidence.after.float(), evidence.before.float(), dim=-1) < self.threshold
+
+
+@dataclass(frozen=True)
+class KLDivergence(_Threshold):
+    """Stop when the prediction hardly changes: KL(p_{i-1} ‖ p_i). The paper's threshold."""
+
+    kind: ClassVar[str] = "kl"
+    needs_logits: ClassVar[bool] = True
+    threshold: float = 5e-4
+    """Stop when the divergence is below this."""
+
+    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
+        return F.log_softmax(logits.float(), dim=-1)
+
+    def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
+        now, before = self.distribution(_logits(evidence)), memory.get("log_probabilities")
+        memory["log_probabilities"] = now
+        if before is None:
+            return torch.zeros_like(evidence.positions, dtype=torch.bool)
+        return (before.exp() * (before - now)).sum(-1) < self.threshold
+
+
+@dataclass(frozen=True)
+class MinPKL(KLDivergence):
+    """KL after every probability below `share` of the largest becomes 1/V: the tail's noise does not count."""
+
+    kind: ClassVar[str] = "min-p-kl"
+    threshold: float = 1e-5
+    """Stop when the divergence is below this."""
+    share: float = 0.1
+    """Probabilities below this share of the largest are levelled."""
+
+    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
+        probabilities = F.softmax(logits.float(), dim=-1)
+        low = probabilities < self.share * probabilities.amax(-1, keepdim=True)
+        levelled = probabilities.masked_fill(low, 1 / logits.shape[-1])
+        return (levelled / levelled.sum(-1, keepdim=True)).log()
+
+
+@dataclass(frozen=True)
+class EntropyDifference(_Threshold):
+    """Stop when the prediction's entropy hardly changes: |H_i - H_{i-1}|."""
+
+    kind: ClassVar[str] = "entropy-difference"
+    needs_logits: ClassVar[bool] = True
+    threshold: float = 1e-3
+    """Stop when the difference is below this, in nats."""
+
+    def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
+        logs = F.log_softmax(_logits(evidence).float(), dim=-1)
+        now, before = -(logs.exp() * logs).sum(-1), memory.get("entropy")
+        memory["entropy"] = now
+        if before is None:
+            return torch.zeros_like(evidence.positions, dtype=torch.bool)
+        return (now - before).abs() < self.threshold
+
+
+@dataclass(frozen=True)
+class ArgmaxStability(ExitRule):
+    """Stop when the likeliest token stays the same."""
+
+    kind: ClassVar[str] = "argmax-stability"
+    needs_logits: ClassVar[bool] = True
+    times: int = 5
+    """Iterations in a row that must each confirm the one before."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.times < 1:
+            raise ConfigError(f"times is {self.times}; use 1 or more")
+
+    def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
+        now, before = _logits(evidence).argmax(-1), memory.get("argmax")
+        count = torch.zeros_like(now)
+        if before is not None:
+            count = torch.where(now == before, memory["count"] + 1, 0)
+        memory["argmax"], memory["count"] = now, count
+        return count >= self.times
+
+
+@dataclass(frozen=True)
+class Scripted(ExitRule):
+    """A depth for each absolute position, given beforehand."""
+
+    kind: ClassVar[str] = "scripted"
+    depths: tuple[int, ...] = (1,)
+    """Iterations of the tokens at positions 0, 1, 2, ...; the last one holds for all further positions."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.depths or min(self.depths) < 1:
+            raise ConfigError(f"depths is {self.depths}; give at least one, each 1 or more")
+
+    def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
+        depths = torch.tensor(self.depths, device=evidence.positions.device)
+        return evidence.depth >= depths[evidence.positions.clamp(0, len(self.depths) - 1)]
+
+
+@dataclass(frozen=True)
+class LearnedGate(ExitRule):
+    """Stop where the model's own gate has given away a share of the probability of stopping (arXiv 2510.25741).
+
+    With λ_i = gate(s_i), the probability of having stopped by iteration i is 1 - ∏_{j<=i} (1 - λ_j).
+    """
+
+    kind: ClassVar[str] = "learned-gate"
+    needs_gate: ClassVar[bool] = True
+    quantile: float = 0.5
+    """Stop at the first iteration by which the gate would have stopped with this probability."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.quantile <= 1:
+            raise ConfigError(f"quantile is {self.quantile}; use more than 0, up to 1")
+
+    def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
+        if evidence.gate is None:
+            raise ConfigError("the exit rule learned-gate needs a model with an exit gate, which this one has not")
+        going = memory.get("going", 1.0) * (1 - evidence.gate(evidence.after).float())
+        memory["going"] = going
+        return 1 - going >= self.quantile
+
+
+def _logits(evidence: Evidence) -> torch.Tensor:
+    if evidence.logits is None:
+        raise ConfigError("this exit rule looks at logits, but none are computed here; use one that looks at the state")
+    return evidence.logits
+
+
+EXIT_RULES: dict[str, type[ExitRule]] = {
+    rule.kind: rule
+    for rule in (
+        LatentDifference,
+        Cosine,
+        KLDivergence,
+        MinPKL,
+        EntropyDifference,
+        ArgmaxStability,
+        Scripted,
+        LearnedGate,
+    )
+}

@@ -1,0 +1,84 @@
+"""How many iterations' keys and values a depth-aware cache keeps for each token, counted in iterations.
+
+Every policy keeps iteration `i` in the slot `slot(i)`, and the first `slots(depth)` iterations in slots of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from undertow.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Full:
+    """Keep every iteration: decoding then equals one pass over the whole text."""
+
+    kind: ClassVar[str] = "full"
+
+    def slots(self, depth: int) -> int:
+        return depth
+
+    def slot(self, iteration: int) -> int:
+        return iteration
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Keep the last `iterations` of them: iteration i overwrites iteration i - n (arXiv 2502.05171, section 6.2)."""
+
+    kind: ClassVar[str] = "budget"
+
+    iterations: int = 4
+    """How many to keep."""
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise ConfigError(f"a cache budget of {self.iterations} iterations holds nothing; use 1 or more")
+
+    def slots(self, depth: int) -> int:
+        return min(depth, self.iterations)
+
+    def slot(self, iteration: int) -> int:
+        return iteration % self.iterations
+
+
+@dataclass(frozen=True)
+class Last:
+    """Keep the last iteration only: all iterations of later tokens read it."""
+
+    kind: ClassVar[str] = "last"
+
+    def slots(self, depth: int) -> int:
+        return 1
+
+    def slot(self, iteration: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """Keep the first iterations for good and the later ones in turn."""
+
+    kind: ClassVar[str] = "anchor"
+
+    first: int = 8
+    """Iterations from the first on that are never overwritten."""
+    turning: int = 4
+    """Slots that the later ones share in turn."""
+
+    def __post_init__(self) -> None:
+        if self.first < 1 or self.turning < 1:
+            raise ConfigError(
+                f"anchor keeps {self.first} first and {self.turning} turning iterations; use 1 or more of each"
+            )
+
+    def slots(self, depth: int) -> int:
+        return min(depth, self.first + self.turning)
+
+    def slot(self, iteration: int) -> int:
+        return iteration if iteration < self.first else self.first + (iteration - self.first) % self.turning
+
+
+CachePolicy = Full | Budget | Last | Anchor

@@ -1,0 +1,114 @@
+"""Zero-shot benchmarks with lm-eval, on the model as it is: its own tasks by name, or local YAML files without a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from undertow.errors import ConfigError, nearest
+from undertow.evaluation.report import table
+from undertow.evaluation.run import seed_folders
+from undertow.files import write_text
+from undertow.host import set_solver
+from undertow.solvers import Jacobi
+from undertow.training.build import first_line, has_recurrence, load, quiet_libraries
+from undertow.training.run import MODEL
+
+Scores = dict[str, dict[str, float]]
+
+
+def zero_shot(run: Path, tasks: Sequence[str], folder: Path | None, limit: int | None, batch: int, prefill: str) -> str:
+    """Score a run's models, or a model in any folder; returns a table and writes `zero_shot.json` beside each run's model.
+
+    Args:
+        tasks: names of lm-eval's tasks, or of those in `folder`.
+        folder: where YAML tasks of one's own are, as lm-eval describes them.
+        limit: examples of each task; all if None.
+        prefill: exact, or jacobi for T²MLR's Jacobi(16, 4) instead.
+
+    Raises:
+        CheckpointError: there is no model.
+        ConfigError: lm-eval is not installed, there is no such task, or its data cannot be had.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit is {limit}; use 1 or more")
+    quiet_libraries()
+    folders = [run] if (run / "config.json").is_file() or not run.is_dir() else [f / MODEL for f in seed_folders(run)]
+    found: dict[str, Scores] = {}
+    for path in folders:
+        model, tokenizer = load(str(path))
+        if prefill == "jacobi":
+            if not has_recurrence(model):
+                raise ConfigError(f"prefill is jacobi, but {path} has no recurrence; leave prefill out")
+            set_solver(model, prefill=Jacobi(16, 4))
+        scores = zero_shot_scores(model, tokenizer, tasks, folder, limit, batch)
+        name = path.parent.name if path.name == MODEL and len(folders) > 1 else path.name
+        found[name] = scores
+        if path.name == MODEL:
+            settings = {"tasks": list(tasks), "limit": limit, "prefill": prefill, "scores": scores}
+            write_text(path.parent / "zero_shot.json", json.dumps(settings, indent=1) + "\n")
+    return zero_shot_table(found)
+
+
+def zero_shot_scores(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Sequence[str],
+    folder: Path | None = None,
+    limit: int | None = None,
+    batch: int = 8,
+) -> Scores:
+    """The metrics of each task, as lm-eval names them. The prefill is the one that the model is set to.
+
+    Raises:
+        ConfigError: as `zero_shot`.
+    """
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.models.huggingface import HFLM
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise ConfigError('zero-shot tasks need lm-eval; install it with: pip install "undertow[eval]"') from error
+    if not tasks:
+        raise ConfigError("tasks is empty; name at least one, such as --tasks=arc_easy")
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; give the one that your YAML tasks are in")
+    include = None if folder is None else str(folder)
+    manager = TaskManager(include_path=include, include_defaults=False) if folder is not None else None
+    if manager is None or not set(tasks) <= set(manager.all_tasks):  # reading lm-eval's own thousands takes a while
+        manager = TaskManager(include_path=include)
+    for name in tasks:
+        if name not in manager.all_tasks:
+            raise ConfigError(f"there is no zero-shot task {name!r}{nearest(name, manager.all_tasks)}")
+    training = model.training
+    try:
+        evaluated = HFLM(pretrained=model.eval(), tokenizer=tokenizer, batch_size=batch)
+        results: Any = simple_evaluate(
+            evaluated, tasks=list(tasks), task_manager=manager, limit=limit, log_samples=False, bootstrap_iters=0
+        )
+    except (OSError, ValueError, ImportError) as error:  # of datasets, which fetches what a task is made of
+        raise ConfigError(f"the tasks {', '.join(tasks)} could not be run: {first_line(error)}") from error
+    finally:
+        model.train(training)
+    return {
+        task: {
+            name.removesuffix(",none"): float(value)
+            for name, value in sorted(values.items())
+            if isinstance(value, int | float) and "stderr" not in name and name not in ("sample_len", "samples")
+        }
+        for task, values in results["results"].items()
+    }
+
+
+def zero_shot_table(found: Mapping[str, Scores]) -> str:
+    """A row a task and metric, a column a model."""
+    pairs = dict.fromkeys((task, metric) for scores in found.values() for task in scores for metric in scores[task])
+    rows = [
+        [f"{task}: {metric}", *(f"{scores.get(task, {}).get(metric, float('nan')):.4f}" for scores in found.values())]
+        for task, metric in pairs
+    ]
+    return table(["task", *found], rows)

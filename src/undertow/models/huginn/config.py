@@ -1,0 +1,93 @@
+"""The shape of a Huginn model, in the names of the released checkpoint's `config.json`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from undertow.depth.sampler import check_depth
+from undertow.errors import ConfigError
+
+
+class HuginnConfig(PreTrainedConfig):
+    """A recurrent-depth model (arXiv 2502.05171): prelude, looped core and coda. The defaults are the released model's.
+
+    Raises:
+        ConfigError: a number of layers, a width or a depth makes no model.
+    """
+
+    model_type = "huginn_raven"
+    attribute_map = {"num_attention_heads": "n_heads", "hidden_size": "n_embd", "num_hidden_layers": "n_layers"}  # noqa: RUF012
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012
+
+    def __init__(
+        self,
+        n_embd: int = 5280,
+        n_heads: int = 55,
+        n_layers_in_prelude: int = 2,
+        n_layers_in_recurrent_block: int = 4,
+        n_layers_in_coda: int = 2,
+        intermediate_size: int = 17920,
+        vocab_size: int = 65536,
+        block_size: int = 4096,
+        qk_bias: bool = True,
+        norm_eps: float = 1e-6,
+        rope_base: float = 50_000.0,
+        mean_recurrence: int = 32,
+        mean_backprop_depth: int = 8,
+        tie_embeddings: bool = True,
+        state_seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        """`state_seed` seeds the initial states; the other names are the checkpoint's own."""
+        self.n_embd, self.n_heads = n_embd, kwargs.pop("num_attention_heads", n_heads)
+        self.n_layers_in_prelude, self.n_layers_in_coda = n_layers_in_prelude, n_layers_in_coda
+        self.n_layers_in_recurrent_block = n_layers_in_recurrent_block
+        self.n_layers = n_layers_in_prelude + n_layers_in_recurrent_block + n_layers_in_coda
+        self.intermediate_size, self.vocab_size, self.block_size = intermediate_size, vocab_size, block_size
+        self.qk_bias, self.norm_eps, self.rope_base = qk_bias, norm_eps, rope_base
+        self.mean_recurrence, self.mean_backprop_depth = mean_recurrence, mean_backprop_depth
+        self.tie_embeddings, self.state_seed = tie_embeddings, state_seed
+        for name in ("n_layers", "num_hidden_layers", "num_key_value_heads", "tie_word_embeddings"):
+            kwargs.pop(name, None)
+        self.check()
+        super().__init__(**{"tie_word_embeddings": tie_embeddings, **kwargs})
+
+    def check(self) -> None:
+        if self.n_embd % self.n_heads or (self.n_embd // self.n_heads) % 2:
+            raise ConfigError(
+                f"n_embd {self.n_embd} does not make {self.n_heads} heads of an even width, which rotary positions need"
+            )
+        if self.n_layers_in_recurrent_block < 1:
+            raise ConfigError("n_layers_in_recurrent_block is below 1; the core needs a layer to loop")
+        if min(self.n_layers_in_prelude, self.n_layers_in_coda) < 0:
+            raise ConfigError("n_layers_in_prelude and n_layers_in_coda must be 0 or more")
+        check_depth("mean_recurrence", self.mean_recurrence)
+        check_depth("mean_backprop_depth", self.mean_backprop_depth)
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.n_embd // self.n_heads)
+
+    @property
+    def num_key_value_heads(self) -> int:
+        return int(self.n_heads)
+
+    @property
+    def expected_depth(self) -> int:
+        """Layers that a token passes at the mean recurrence."""
+        return int(
+            self.n_layers_in_prelude + self.n_layers_in_coda + self.n_layers_in_recurrent_block * self.mean_recurrence
+        )
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the initial weights, and of the initial state before it is scaled."""
+        return math.sqrt(2 / (5 * self.n_embd))
+
+    @property
+    def embedding_scale(self) -> float:
+        """What embeddings and initial states are multiplied by: √h."""
+        return math.sqrt(self.n_embd)

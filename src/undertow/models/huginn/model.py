@@ -1,0 +1,258 @@
+"""The Huginn model as a `transformers` causal language model whose forward and `generate` take a depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache
+
+from undertow.depth.adaptive import iterate_until_done
+from undertow.depth.cache import CACHE, DepthCache, Ledger, begin, finish
+from undertow.depth.exits import ExitRule
+from undertow.depth.initial import initial_state
+from undertow.depth.loop import Steps, iterate, steps_from
+from undertow.errors import ConfigError, DataError
+from undertow.models.huginn.blocks import (
+    Attention,
+    BranchEnd,
+    Context,
+    RMSNorm,
+    SandwichBlock,
+    rotary_frequencies,
+    rotary_table,
+)
+from undertow.models.huginn.config import HuginnConfig
+from undertow.models.huginn.passes import HuginnOutput, HuginnPass, check_exit, kept
+
+
+class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
+    """Prelude, looped core and coda with a tied head, in the released checkpoint's layout (arXiv 2502.05171)."""
+
+    config: HuginnConfig
+    config_class = HuginnConfig
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["SandwichBlock"]  # noqa: RUF012
+    _skip_keys_device_placement = ["cache", "past_key_values"]  # noqa: RUF012
+    _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_cache_class = True
+    # A checkpoint may hold the rotary table in any precision, or not at all: it is computed, in fp32.
+    _keys_to_ignore_on_load_missing = ["freqs_cis"]  # noqa: RUF012
+
+    def __init__(self, config: HuginnConfig) -> None:
+        super().__init__(config)
+        prelude, core, coda = (
+            config.n_layers_in_prelude,
+            config.n_layers_in_recurrent_block,
+            config.n_layers_in_coda,
+        )
+
+        def blocks(start: int, count: int) -> nn.ModuleList:
+            return nn.ModuleList(SandwichBlock(config, layer) for layer in range(start, start + count))
+
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(config.vocab_size, config.n_embd),
+                "prelude": blocks(0, prelude),
+                "adapter": nn.Linear(2 * config.n_embd, config.n_embd, bias=False),
+                "core_block": blocks(prelude, core),
+                "coda": blocks(prelude + core, coda),
+                "ln_f": RMSNorm(config.n_embd, config.norm_eps),
+            }
+        )
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        # Only for the checkpoint's layout: angles are computed from the positions, which a cast to bf16 cannot blur.
+        self.register_buffer("freqs_cis", rotary_table(config), persistent=True)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.transformer["wte"]
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.transformer["wte"] = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.lm_head = new_embeddings
+
+    def blocks(self, part: str) -> list[SandwichBlock]:
+        """The blocks of the `prelude`, the `core_block` or the `coda`."""
+        return list(self.transformer[part])  # type: ignore[call-overload]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Scaled initialisation: σ = √(2/5h), divided by √(2 · depth) where a residual branch ends.
+
+        The training code of the paper, unlike its released model file, gives both halves of `fc` the same σ.
+        """
+        std = self.config.std
+        if isinstance(module, nn.Linear | nn.Embedding):
+            std = std / (2 * self.config.expected_depth) ** 0.5 if isinstance(module, BranchEnd) else std
+            nn.init.trunc_normal_(module.weight, std=std, a=-3 * std, b=3 * std)
+        elif isinstance(module, Attention) and module.qk_bias is not None:
+            nn.init.zeros_(module.qk_bias)
+        elif isinstance(module, RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, HuginnForCausalLM):
+            module.freqs_cis.copy_(rotary_table(self.config))  # type: ignore[operator]
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        cache: Cache | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        depth: int | tuple[int, int] | Steps | None = None,
+        exit_rule: ExitRule | None = None,
+        warm_start: bool = False,
+        resume: int = 0,
+        state_seed: int | torch.Tensor | None = None,
+        initial: torch.Tensor | None = None,
+        watch: Callable[[int, torch.Tensor, torch.Tensor], None] | None = None,
+        **kwargs: Any,
+    ) -> HuginnOutput:
+        """Logits of ``input_ids`` ``[B, T]`` after what the cache holds.
+
+        Args:
+            attention_mask: ``[B, cached + T]``, 0 at padding on either side.
+            position_ids: absolute positions ``[B, T]`` or ``[1, T]``; counted from the mask by default.
+            labels: the input ids themselves, -100 where there is no loss; they are shifted here, as transformers does.
+            depth: iterations r, of which the last `mean_backprop_depth` carry gradient, or (without, with gradient); the
+                mean recurrence by default. Whether in training or evaluation mode makes no difference.
+            exit_rule: lets each token stop before `depth`. Without gradients only.
+            warm_start: a continued row's first new token starts from the last token's state instead of noise.
+            resume: the new tokens have run this many iterations, on this cache, before it was cropped by them: go on there.
+            state_seed: seed of the initial states, one or one a row ``[B]``; the config's by default.
+            initial: initial states ``[B, T, D]`` instead of noise.
+            watch: called after each iteration with its number and the states before and after.
+
+        Raises:
+            ConfigError: the depth is below 1, or an exit rule is given where it cannot work.
+            DataError: inputs are missing or do not fit each other.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise DataError("give either input_ids or inputs_embeds")
+        steps = steps_from(depth, self.config.mean_recurrence, self.config.mean_backprop_depth)
+        embedded = self.transformer["wte"](input_ids) if inputs_embeds is None else inputs_embeds
+        batch, tokens = embedded.shape[:2]
+        cache = cache if cache is not None else past_key_values
+        given = cache is not None or bool(use_cache)
+        if cache is None and (given or exit_rule is not None):
+            cache = DepthCache(tokens=tokens)
+        ledger = None if cache is None else begin(cache, self.config.n_layers, batch, steps.total)
+        past, cursor = (0, None) if ledger is None else (ledger.seen, ledger.cursor)
+        context, positions, real = self.context(attention_mask, position_ids, batch, tokens, past, embedded.device, cache)
+
+        forward = HuginnPass(self, embedded * self.config.embedding_scale, positions, context, cursor)
+        state = self.first_state(positions, embedded, state_seed, initial, warm_start, resume, ledger)
+
+        logits = None
+        if exit_rule is None:
+            checkpointing = bool(self.gradient_checkpointing) and cache is None
+            state = iterate(forward.iterate, state, steps, start=resume, checkpointing=checkpointing, watch=watch)
+            depths = torch.full((batch, tokens), steps.total, device=state.device)
+        else:
+            check_exit(exit_rule, forward.embedding, resume)
+            outcome = iterate_until_done(forward, state, exit_rule, steps.total, real)
+            state, depths, logits = outcome.states, outcome.depths, outcome.logits
+        forward.keep_all()
+        if logits is None:
+            finished = forward.finish(state)
+            logits = self.head(finished[:, kept(logits_to_keep)])
+        else:
+            logits = logits[:, kept(logits_to_keep)]
+        if cache is not None and ledger is not None:
+            finish(cache, ledger, state, depths)
+
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        held: dict[str, Any] = {CACHE: cache} if given else {}
+        return HuginnOutput(loss=loss, logits=logits, states=state, depths=depths, **held)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits ``[B, T, V]`` of the normed output, in fp32."""
+        logits: torch.Tensor = self.lm_head(hidden).float()
+        return logits
+
+    def first_state(
+        self,
+        positions: torch.Tensor,
+        like: torch.Tensor,
+        seed: int | torch.Tensor | None,
+        initial: torch.Tensor | None,
+        warm_start: bool,
+        resume: int,
+        ledger: Ledger | None,
+    ) -> torch.Tensor:
+        """The states ``[B, T, D]`` that the loop starts from."""
+        start = 0 if ledger is None else ledger.seen
+        if resume:
+            if ledger is None or initial is not None:
+                raise ConfigError("resume goes on from the states in a cache; give the cache, and no initial states")
+            return ledger.states(start, start + like.shape[1]).clone()
+        if initial is not None:
+            if initial.shape != like.shape:
+                raise DataError(f"initial has shape {list(initial.shape)}; the states have {list(like.shape)}")
+            return initial.to(like.dtype)
+        std = self.config.std * self.config.embedding_scale
+        state = initial_state(positions, like.shape[2], std, self.config.state_seed if seed is None else seed)
+        state = state.to(like.dtype).expand_as(like)
+        if warm_start and ledger is not None and start:
+            state = torch.cat([ledger.states(start - 1, start), state[:, 1:]], dim=1)
+        return state
+
+    def context(
+        self,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor | None,
+        batch: int,
+        tokens: int,
+        past: int,
+        device: torch.device,
+        cache: Cache | None,
+    ) -> tuple[Context, torch.Tensor, torch.Tensor | None]:
+        """What the layers need of positions and padding; the positions ``[B, T]``; which tokens are real ``[B, T]``."""
+        if mask is not None and (mask.ndim != 2 or mask.shape[1] < past + tokens or mask.shape[0] not in (1, batch)):
+            raise DataError(
+                f"attention_mask has shape {list(mask.shape)}; it needs [{batch}, {past + tokens}], 0 at padding"
+            )
+        real = None
+        if mask is not None:
+            mask = mask[:, : past + tokens].bool().to(device).expand(batch, -1)
+            mask = None if bool(mask.all()) else mask
+        if positions is None:
+            if mask is None:
+                positions = torch.arange(past, past + tokens, device=device)[None]
+            else:
+                positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
+        angles = positions[..., None].float() * rotary_frequencies(self.config, device)
+        allowed = None
+        if mask is not None:
+            real = mask[:, past:]
+            own = torch.arange(past, past + tokens, device=device)
+            keys = torch.arange(past + tokens, device=device)
+            causal = keys[None] <= own[:, None]
+            # A padding token sees itself: a query that sees nothing has no attention.
+            allowed = (causal & mask[:, None, :] | (keys[None] == own[:, None]))[:, None]
+        elif past and tokens > 1:
+            allowed = torch.ones(tokens, past + tokens, dtype=torch.bool, device=device).tril(past)[None, None]
+        context = Context(angles.cos()[:, :, None], angles.sin()[:, :, None], allowed, cache)
+        return context, positions.expand(batch, -1), real
+
+
+AutoConfig.register(HuginnConfig.model_type, HuginnConfig)
+AutoModelForCausalLM.register(HuginnConfig, HuginnForCausalLM)

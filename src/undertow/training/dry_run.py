@@ -1,0 +1,192 @@
+"""What a recipe would cost before anything is trained: its model on the meta device, a look at the data, estimates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
+
+from undertow.errors import CheckpointError
+from undertow.evaluation.report import table
+from undertow.host import attach
+from undertow.host.support import find_stack
+from undertow.models import with_pauses
+from undertow.solvers import Chunked, Jacobi, Scan, Solver
+from undertow.training.build import first_line, from_scratch, has_recurrence, load_tokenizer, tokenizer_for, with_adapters
+from undertow.training.recipe import Recipe
+from undertow.training.run import held_out_set
+
+# Sustained fp32 rates in TFLOP/s that are within reach for a model of this size, not peaks; TF32 on the GPUs.
+DEVICES = {"2 CPU cores": 0.1, "A100": 60.0, "H100": 150.0, "8 x H100": 1100.0}
+EXAMPLES = 32  # that the mean length is taken of
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run would take.
+
+    Attributes:
+        parameters, trained: of the model, and those that training changes.
+        tokens: of a training example, padding not counted, and its pauses counted.
+        total_tokens: of the whole training.
+        forward, training: floating-point operations a token, of one plain forward and of a training step.
+        weights: bytes of weights, gradients and AdamW's two moments.
+        activations: rough bytes of what the backward pass of one batch needs.
+    """
+
+    parameters: int
+    trained: int
+    tokens: float
+    total_tokens: float
+    forward: float
+    training: float
+    weights: int
+    activations: float
+
+
+def dry_run(recipe: Recipe) -> str:
+    """Build the model on the meta device, read some training and held-out examples, and tell what training would cost.
+
+    Nothing is written. Memory and time are rough: fp32 throughout, and rates that `DEVICES` assumes.
+
+    Raises:
+        UndertowError: the recipe asks for what cannot be done, or its data cannot be read.
+    """
+    tokenizer = tokenizer_for(recipe) if recipe.model.path is None else load_tokenizer(recipe.model.path)
+    model = on_meta(recipe, tokenizer)
+    found = estimate(recipe, model, tokenizer)
+    size = recipe.task.size("train", tokenizer)
+    solver = f", found by {recipe.solver}" if has_recurrence(model) else ""
+    lines = [
+        f"{recipe.name}: {type(model).__name__}{solver}",
+        "",
+        table(
+            ["what", "how much"],
+            [
+                ["parameters", f"{found.parameters:,}"],
+                ["trained", f"{found.trained:,}"],
+                ["training examples", "without end" if size is None else f"{size:,}"],
+                ["tokens an example", f"{found.tokens:.0f}"],
+                ["tokens in all", f"{found.total_tokens:.3g}"],
+                ["forward, FLOPs a token", f"{found.forward:.3g}"],
+                ["training, FLOPs a token", f"{found.training:.3g}"],
+                ["weights, gradients, AdamW", f"{found.weights / 2**30:.2f} GiB"],
+                ["activations of a batch", f"about {found.activations / 2**30:.2f} GiB"],
+            ],
+        ),
+        "",
+        table(
+            ["device", "TFLOP/s assumed", "rough time a seed"],
+            [
+                [device, rate, duration(found.training * found.total_tokens / (1e12 * rate))]
+                for device, rate in DEVICES.items()
+            ],
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def on_meta(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """The recipe's model with everything attached, without memory for its weights."""
+    with torch.device("meta"):
+        if recipe.model.path is None:
+            model = from_scratch(recipe.model, tokenizer)
+        else:
+            try:
+                model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model.path))
+            except (OSError, ValueError) as error:
+                raise CheckpointError(
+                    f"no model could be described from {recipe.model.path}: {first_line(error)}"
+                ) from error
+        if recipe.model.pauses:
+            model = with_pauses(model, recipe.model.pauses)
+        if recipe.recurrence is not None:
+            attach(model, recipe.recurrence, recipe.solver)
+        return model if recipe.lora is None else with_adapters(model, recipe.lora)
+
+
+def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> Estimate:
+    """What training the recipe takes, from its model's shape and its first examples."""
+    section = recipe.training
+    size = recipe.task.size("train", tokenizer)
+    count = EXAMPLES if size is None else min(EXAMPLES, size)
+    lengths = [len(recipe.task.encode("train", index, tokenizer)["input_ids"]) for index in range(count)]
+    held_out_set(recipe, tokenizer)
+    each = 1 + recipe.model.pauses
+    tokens = each * sum(lengths) / count
+
+    parameters = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    whole, block = layer_costs(recipe, model, tokens)
+    forward_passes, backward_passes = passes(recipe.solver) if has_recurrence(model) else (1, 1)
+    forward = whole + block * (forward_passes - 1)
+    backward = 2 * (whole + block * (backward_passes - 1))
+    config = model.config.get_text_config()
+    per_layer = 10 * config.hidden_size + 3 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    if section.activation_checkpointing:
+        per_layer = config.hidden_size
+    depth = config.num_hidden_layers * (1 + (backward_passes - 1) * (block / whole))
+    batch = section.batch * tokens
+    return Estimate(
+        parameters=parameters,
+        trained=trained,
+        tokens=tokens,
+        total_tokens=float(section.steps) * section.batch * section.accumulate * tokens,
+        forward=whole,
+        training=forward + backward,
+        weights=4 * parameters + 12 * trained,
+        activations=4 * batch * (depth * per_layer + 2 * config.vocab_size / each),
+    )
+
+
+def layer_costs(recipe: Recipe, model: Any, tokens: float) -> tuple[float, float]:
+    """Operations a token of one plain forward, and those of them that lie in the recurrent block.
+
+    Two for each weight of a matrix, and four for each channel of a head and each token it looks back at, half the
+    sequence on average.
+    """
+    each = 1 + recipe.model.pauses
+    head = model.get_output_embeddings()
+    matrices = {name: m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear | Conv1D | torch.nn.LSTM)}
+    costs = {name: 2.0 * sum(p.numel() for p in module.parameters()) for name, module in matrices.items()}
+    # Of a token and its pauses only the last is predicted from.
+    whole = sum(cost / (each if matrices[name] is head else 1) for name, cost in costs.items())
+    config = model.config.get_text_config()
+    if any(isinstance(module, torch.nn.LSTM) for module in matrices.values()):
+        return whole, 0.0
+    stack = find_stack(model) + "."
+    settings = getattr(getattr(model, "base", None), "config", config)
+    heads = getattr(settings, "num_attention_heads", 0)
+    width = getattr(settings, "head_dim", None) or config.hidden_size // max(heads, 1)
+    attention = 4.0 * heads * width * tokens / 2
+    whole += attention * config.num_hidden_layers
+    if not has_recurrence(model):
+        return whole, 0.0
+    pathway = next(m for name, m in model.named_modules() if name.endswith("recurrence.pathway"))
+    block = attention * len(pathway.block)
+    for name, cost in costs.items():
+        inside = name.startswith(stack) and int(name.removeprefix(stack).partition(".")[0]) in pathway.block
+        block += cost if inside or "recurrence." in name else 0.0
+    return whole, block
+
+
+def passes(solver: Solver) -> tuple[int, int]:
+    """How often a training step runs the recurrent block forwards and backwards; once for an exact rollout, and for Auto,
+    which chooses while it trains."""
+    if isinstance(solver, Chunked):
+        return passes(solver.inner)
+    if isinstance(solver, Jacobi):
+        return solver.forward + 1, solver.backward + 1
+    if isinstance(solver, Scan):
+        return solver.sweeps + 1, solver.backward + 1
+    return 1, 1
+
+
+def duration(seconds: float) -> str:
+    for unit, length in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.0f} {unit}"
+    return f"{seconds:.0f} seconds"

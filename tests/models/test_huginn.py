@@ -1,0 +1,182 @@
+"""The native model: numbers, layout, initialisation, gradients, saving and importing."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from literal_huginn import literal_logits
+from safetensors.torch import save_file
+from small_huginn import VOCAB, ids, small
+from tiny import environment
+from transformers import AutoModelForCausalLM
+
+from undertow.errors import CheckpointError, ConfigError, DataError
+from undertow.models import HuginnConfig, HuginnForCausalLM
+from undertow.models.huginn.importing import import_huginn
+
+
+@pytest.mark.parametrize("depth", [1, 3, 8])
+def test_equals_the_equations_written_out(depth: int) -> None:
+    model, tokens = small(), ids(1, 6)
+    initial = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        found = model(tokens, depth=depth, initial=initial).logits[0]
+    expected = literal_logits(model, tokens[0], initial[0], depth)
+    assert float((found - expected).abs().max() / expected.std()) < 1e-4
+    other = literal_logits(model, tokens[0], initial[0], depth + 1)
+    assert float((found - other).abs().max() / expected.std()) > 1e-2  # the depth counts
+
+
+def test_released_shape_and_layout() -> None:
+    with torch.device("meta"):
+        model = HuginnForCausalLM(HuginnConfig())
+    assert sum(parameter.numel() for parameter in model.parameters()) == 3_564_976_800
+    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    core = {name.removeprefix("transformer.core_block.3."): s for name, s in shapes.items() if ".core_block.3." in name}
+    assert core == {
+        **{f"norm_{i}.weight": [5280] for i in range(1, 5)},
+        "attn.Wqkv.weight": [15840, 5280],
+        "attn.qk_bias": [2, 1, 55, 96],
+        "attn.proj.weight": [5280, 5280],
+        "mlp.fc.weight": [35840, 5280],
+        "mlp.proj.weight": [5280, 17920],
+    }
+    assert shapes["transformer.wte.weight"] == shapes["lm_head.weight"] == [65536, 5280]
+    assert shapes["transformer.adapter.weight"] == [5280, 10560]
+    assert shapes["freqs_cis"] == [1, 4096, 1, 48, 2]
+    blocks = [f"{part}.{i}." for part, n in (("prelude", 2), ("core_block", 4), ("coda", 2)) for i in range(n)]
+    assert len(shapes) == 9 * len(blocks) + 5
+    assert model.config.expected_depth == 132
+
+
+def test_initialisation_is_scaled() -> None:
+    torch.manual_seed(0)
+    config = HuginnConfig(n_embd=160, n_heads=4, intermediate_size=300, vocab_size=512, block_size=8)
+    model = HuginnForCausalLM(config)
+    std = (2 / (5 * 160)) ** 0.5
+    cut = 0.9866  # what a cut at three standard deviations leaves of one
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "ln_f" in name:
+            assert bool((parameter == 1).all())
+        elif "qk_bias" in name:
+            assert bool((parameter == 0).all())
+        else:
+            ends_a_branch = name.endswith(("attn.proj.weight", "mlp.proj.weight"))
+            expected = std / (2 * 132) ** 0.5 if ends_a_branch else std
+            assert abs(float(parameter.detach().std()) / (cut * expected) - 1) < 0.03, name
+            assert float(parameter.detach().abs().max()) <= 3.001 * expected
+    assert model.lm_head.weight is model.transformer["wte"].weight
+    logits = model(ids(1, 4)).logits
+    assert float(logits.float().softmax(-1).max()) < 0.2
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_gradient_through_the_last_iterations_in_either_mode(training: bool) -> None:
+    model = copy.deepcopy(small()).train(training)
+    tokens = ids(2, 7)
+    model(tokens, labels=tokens, depth=5).loss.backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    assert all(float(g.abs().sum()) > 0 for g in found.values())
+    model.zero_grad()
+    model(tokens, labels=tokens, depth=(2, 3)).loss.backward()  # mean_backprop_depth is 3
+    assert all(torch.equal(p.grad, found[name]) for name, p in model.named_parameters())
+    model.zero_grad()
+    model(tokens, labels=tokens, depth=(0, 5)).loss.backward()
+    assert not torch.allclose(model.transformer["adapter"].weight.grad, found["transformer.adapter.weight"])
+    model.zero_grad()
+    model.gradient_checkpointing_enable()
+    model(tokens, labels=tokens, depth=5, use_cache=False).loss.backward()
+    assert all(torch.allclose(p.grad, found[name], atol=1e-6) for name, p in model.named_parameters())
+
+
+def test_labels_are_shifted() -> None:
+    model, tokens = small(), ids(2, 7)
+    output = model(tokens, labels=tokens, depth=3)
+    expected = torch.nn.functional.cross_entropy(output.logits[:, :-1].reshape(-1, VOCAB), tokens[:, 1:].reshape(-1))
+    assert torch.allclose(output.loss, expected)
+
+
+def test_save_and_load_in_another_process(tmp_path: Path) -> None:
+    model, tokens = small(), ids(2, 5)
+    model.save_pretrained(tmp_path / "model")
+    assert list((tmp_path / "model").glob("*.safetensors"))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert type(loaded) is HuginnForCausalLM
+    with torch.no_grad():
+        expected = model(tokens, depth=4).logits
+        assert torch.equal(loaded(tokens, depth=4).logits, expected)
+    torch.save((tokens, expected), tmp_path / "expected.pt")
+    program = (
+        "import sys, torch, undertow; from transformers import AutoModelForCausalLM\n"
+        "tokens, expected = torch.load(sys.argv[1] + '/expected.pt')\n"
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1] + '/model')\n"
+        "torch.set_num_threads(1)\n"
+        "with torch.no_grad(): found = model(tokens, depth=4).logits\n"
+        "assert torch.allclose(found, expected, atol=1e-6)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, env=environment())
+
+
+def test_bf16_keeps_positions_exact() -> None:
+    model = copy.deepcopy(small()).to(torch.bfloat16)
+    tokens = ids(1, 5)
+    positions = torch.arange(1000, 1005)[None]
+    with torch.no_grad():
+        blurred = model(tokens, depth=2, position_ids=positions).logits
+        sharp = small()(tokens, depth=2, position_ids=positions).logits
+    assert float((blurred - sharp).abs().max() / sharp.std()) < 0.3
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod._original_module.", "module._fsdp_wrapped_module.", ""])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_import_strips_training_prefixes(tmp_path: Path, prefix: str, suffix: str) -> None:
+    model, tokens = small(), ids(1, 4)
+    weights = {prefix + name: tensor.clone() for name, tensor in model.state_dict().items()}
+    del weights[prefix + "lm_head.weight"]
+    path = tmp_path / f"checkpoint{suffix}"
+    save_file(weights, path) if suffix == ".safetensors" else torch.save({"model": weights}, path)
+    loaded = import_huginn(path, model.config).eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens, depth=2).logits, model(tokens, depth=2).logits)
+
+
+def test_import_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    model = small()
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def attempt(changed: dict[str, torch.Tensor], match: str) -> None:
+        save_file(changed, tmp_path / "w.safetensors")
+        with pytest.raises(CheckpointError, match=match):
+            import_huginn(tmp_path / "w.safetensors", model.config)
+
+    name = "transformer.adapter.weight"
+    attempt({k: v for k, v in weights.items() if k != name}, f"lacks {name}")
+    attempt(weights | {name: torch.zeros(32, 32)}, r"shape \[32, 32\] in the checkpoint and \[32, 64\]")
+    attempt(weights | {"transformer.extra": torch.zeros(1)}, "holds transformer.extra")
+    attempt(weights | {"lm_head.weight": weights["lm_head.weight"] + 1}, "tie_embeddings")
+    attempt(weights | {f"module.{name}": weights[name].clone()}, "twice")
+    (tmp_path / "broken.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        import_huginn(tmp_path / "broken.safetensors", model.config)
+    with pytest.raises(CheckpointError, match="config"):
+        import_huginn(tmp_path / "broken.safetensors")
+
+
+def test_mistakes() -> None:
+    model, tokens = small(), ids(2, 4)
+    for depth in (0, -2):
+        with pytest.raises(ConfigError, match="depth is"):
+            model(tokens, depth=depth)
+    with pytest.raises(DataError, match="attention_mask"):
+        model(tokens, attention_mask=torch.ones(2, 3))
+    with pytest.raises(DataError, match="initial has shape"):
+        model(tokens, initial=torch.zeros(2, 3, 32))
+    with pytest.raises(DataError, match="either input_ids or inputs_embeds"):
+        model()
+    with pytest.raises(ConfigError, match="even width"):
+        HuginnConfig(n_embd=30, n_heads=4)
+    with pytest.raises(ConfigError, match="core"):
+        HuginnConfig(n_layers_in_recurrent_block=0)

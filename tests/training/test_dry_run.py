@@ -1,0 +1,114 @@
+"""`undertow train --dry-run` on the full-scale recipes and tiny ones: counts against hand computations, no files written."""
+
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+
+from undertow.cli.main import main
+from undertow.config import from_mapping, load_yaml
+from undertow.evaluation.study import Study
+from undertow.solvers import Jacobi, Scan, Sequential
+from undertow.tasks import character_tokenizer
+from undertow.training.build import build, tokenizer_for
+from undertow.training.dry_run import dry_run, estimate, on_meta, passes
+from undertow.training.run import load_recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+FUSION = 5 * 576**2 + 2 * 576 + 2
+# SmolLM2-135M has 134,515,008 parameters; 584 wide it has 136,383,272.
+PARAMETERS = {
+    "t2mlr-135m-13-18": 134_515_008 + FUSION,
+    "t2mlr-135m-9-22": 134_515_008 + FUSION,
+    "t2mlr-135m-1-30": 134_515_008 + FUSION,
+    "t2mlr-135m-baseline": 136_383_272,
+    "t2mlr-135m-pause": 136_383_272 + 584,
+}
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> list[str]:
+    """Overrides that put a small local text and tokenizer in the place of what a full-scale recipe names."""
+    text = "".join(f"line {number} of some text\n" for number in range(4000))
+    (tmp_path / "text.txt").write_text(text)
+    character_tokenizer(text).save_pretrained(tmp_path / "tokenizer")
+    return [f"--task.files=[{tmp_path / 'text.txt'}]", f"--model.tokenizer={tmp_path / 'tokenizer'}"]
+
+
+def test_every_full_scale_recipe_is_checked() -> None:
+    assert {path.stem for path in RECIPES.glob("t2mlr-*.yaml")} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_full_scale_recipes(name: str, local: list[str]) -> None:
+    recipe = load_recipe(RECIPES / f"{name}.yaml", local)
+    tokenizer = tokenizer_for(recipe)
+    model = on_meta(recipe, tokenizer)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    found = estimate(recipe, model, tokenizer)
+    assert found.parameters == found.trained == PARAMETERS[name]
+    each = 2 if "pause" in name else 1
+    assert found.tokens == 2048 * each and found.total_tokens == pytest.approx(1e10 * each, rel=1e-3)
+    assert found.weights == 16 * PARAMETERS[name]
+    costs = found.training / found.forward
+    if "baseline" in name or "pause" in name:
+        assert costs == pytest.approx(3)
+    else:  # 17 runs of the block forwards, 5 backwards, for a share of the layers
+        assert 3 < costs < 17 + 2 * 5
+
+
+def test_operations_of_a_plain_model(local: list[str]) -> None:
+    recipe = load_recipe(RECIPES / "t2mlr-135m-baseline.yaml", local)
+    tokenizer = tokenizer_for(recipe)
+    found = estimate(recipe, on_meta(recipe, tokenizer), tokenizer)
+    norms = 61 * 584
+    matrices = 136_383_272 - norms  # tied: the embeddings count as the head
+    assert found.forward == pytest.approx(2 * matrices + 30 * 4 * 576 * 1024)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"recurrence": tiny.T2MLR}, {"model": {"architecture": "lstm"}}, {"model": {"pauses": 2}}],
+    ids=["plain", "t2mlr", "lstm", "pauses"],
+)
+def test_it_counts_what_is_built(changes: dict, tmp_path: Path) -> None:
+    recipe = tiny.recipe(tmp_path / "out", **changes)
+    model, tokenizer = build(recipe, seed=0)
+    found = estimate(recipe, on_meta(recipe, tokenizer), tokenizer)
+    assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert recipe.name in dry_run(recipe) and "without end" in dry_run(recipe)
+    assert not (tmp_path / "out").exists()
+
+
+def test_passes_are_those_that_a_solver_makes() -> None:
+    assert passes(Jacobi(16, 4)) == (17, 5)
+    assert passes(Scan(2, 1)) == (3, 2)
+    assert passes(Sequential()) == (1, 1)
+
+
+def test_the_command(tmp_path: Path, local: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(RECIPES / "t2mlr-135m-13-18.yaml")
+    assert main(["train", path, "--dry-run", *local, f"--output={tmp_path / 'out'}"]) == 0
+    text = capsys.readouterr().out
+    assert "136,175,042" in text and "H100" in text and "GiB" in text
+    assert not (tmp_path / "out").exists()
+    for override, named in (
+        ("--task.files=[/no/such.txt]", "/no/such.txt cannot be read"),
+        ("--model.tokenizer=/no/such", "no tokenizer could be loaded from /no/such"),
+        ("--model.vocabulary=3", "model.vocabulary is 3, but the tokenizer has"),
+        ("--model.architecture=gpt2", "has no such setting"),
+    ):
+        assert main(["train", path, "--dry-run", *local, override]) == 2
+        assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted((RECIPES / "cpu").glob("*.yaml")), ids=lambda path: path.stem)
+def test_cpu_recipes_can_be_read(path: Path) -> None:
+    if path.stem.startswith("study-"):
+        study = from_mapping(Study, load_yaml(path))
+        recipes = [study.variant(labels) for labels in study.combinations()]
+        assert len(recipes) == len({recipe.name for recipe in recipes})
+    else:
+        load_recipe(path, [])
+    assert torch.is_grad_enabled()
