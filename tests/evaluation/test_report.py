@@ -6,7 +6,8 @@ import pytest
 from matplotlib import image
 
 from undertow.evaluation import Accuracy
-from undertow.evaluation.report import accuracy_figure, accuracy_table, percent, table
+from undertow.evaluation.figures import accuracy_figure
+from undertow.evaluation.report import accuracy_table, percent, table
 
 CURVE = [Accuracy(4, 0.0, 30, 30), Accuracy(8, 0.0, 15, 30), Accuracy(16, 0.0, 0, 30)]
 

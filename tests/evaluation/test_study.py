@@ -20,7 +20,7 @@ from undertow.cli.main import main
 from undertow.config import from_mapping, load_yaml, to_mapping
 from undertow.errors import CheckpointError, ConfigError
 from undertow.evaluation import study as study_module
-from undertow.evaluation.report import curves_figure
+from undertow.evaluation.figures import curves_figure
 from undertow.evaluation.study import Finding, Study, finding, findings_table, study, train_and_evaluate
 from undertow.training.log import read_log
 from undertow.training.run import load_recipe, run_folder

@@ -12,7 +12,8 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError
-from undertow.evaluation.report import new_axes, percent, save_figure, table
+from undertow.evaluation.figures import new_axes, save_figure
+from undertow.evaluation.report import percent, table
 from undertow.tasks import Example, PadCollator, Split, Task, encode
 
 THRESHOLD = 0.001

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from undertow.config import from_mapping, load_yaml
 from undertow.errors import CheckpointError, ConfigError
-from undertow.evaluation.report import new_axes, percent, save_figure, table
+from undertow.evaluation.figures import new_axes, save_figure
+from undertow.evaluation.report import percent, table
 from undertow.evaluation.run import seed_folders
 from undertow.files import write_text
 from undertow.training.log import read_log

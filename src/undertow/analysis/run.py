@@ -11,11 +11,11 @@ import torch
 
 from undertow.analysis.choices import Choices, choices_figure, choices_table, measure_choices, pooled
 from undertow.analysis.fidelity import fidelity_table, measure_fidelity, recommendation
-from undertow.analysis.figure import lines_figure
 from undertow.analysis.positions import loss_by_position, state_norms
 from undertow.analysis.probes import probe_losses
 from undertow.config import from_mapping, load_yaml
 from undertow.errors import ConfigError
+from undertow.evaluation.figures import lines_figure
 from undertow.evaluation.report import table
 from undertow.evaluation.run import seed_folders
 from undertow.files import write_text

@@ -13,7 +13,8 @@ import torch
 
 from undertow.config import from_mapping
 from undertow.evaluation.accuracy import Accuracy, accuracy_by_length
-from undertow.evaluation.report import accuracy_figure, percent, table
+from undertow.evaluation.figures import accuracy_figure
+from undertow.evaluation.report import percent, table
 from undertow.files import write_text
 from undertow.training.build import load
 from undertow.training.log import read_log

@@ -10,8 +10,9 @@ from pathlib import Path
 from undertow.config import apply_overrides, from_mapping, load_yaml
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.evaluation.accuracy import Accuracy, accuracy_by_length, generate
+from undertow.evaluation.figures import accuracy_figure
 from undertow.evaluation.loss import Loss, loss_per_token, loss_table
-from undertow.evaluation.report import accuracy_figure, accuracy_table
+from undertow.evaluation.report import accuracy_table
 from undertow.files import write_text
 from undertow.tasks import Example, encode_prompt
 from undertow.training.build import ADAPTER, load, quiet_libraries

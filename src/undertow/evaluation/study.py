@@ -25,7 +25,8 @@ import torch
 
 from undertow.config import apply_overrides, from_mapping, load_yaml, to_mapping
 from undertow.errors import ConfigError
-from undertow.evaluation.report import curves_figure, table
+from undertow.evaluation.figures import curves_figure
+from undertow.evaluation.report import table
 from undertow.evaluation.run import evaluate_folder, evaluate_loss
 from undertow.files import write_text
 from undertow.training.build import quiet_libraries
