@@ -4,32 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from undertow.analysis.depth import ExitResult
-from undertow.errors import ConfigError
-
-
-def _figure(width: float, height: float) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError('figures need matplotlib; install it with: pip install "undertow[train]"') from error
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
-
-
-def _save(figure: Any, path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.writing")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(temporary, format="png")
-    temporary.replace(path)
+from undertow.evaluation.figures import new_figure, save_figure
 
 
 def depth_figure(curves: Mapping[str, Mapping[int, float]], path: Path, quantity: str, trained: int | None = None) -> None:
     """A quantity against the number of iterations, one curve each; `trained` marks the trained mean."""
-    figure = _figure(7, 4)
+    figure = new_figure(7, 4)
     axes = figure.subplots()
     for name, curve in curves.items():
         axes.plot(list(curve), list(curve.values()), marker="o", markersize=4, label=name)
@@ -40,12 +24,12 @@ def depth_figure(curves: Mapping[str, Mapping[int, float]], path: Path, quantity
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.grid(alpha=0.25)
     axes.legend()
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def convergence_figure(distances: torch.Tensor, words: Sequence[str], path: Path) -> None:
     """The distance to the end ``[depth, T]`` of one row's tokens, iterations upwards, as a map in powers of ten."""
-    figure = _figure(max(5.0, 0.28 * len(words)), 4.5)
+    figure = new_figure(max(5.0, 0.28 * len(words)), 4.5)
     axes = figure.subplots()
     image = axes.imshow(
         distances[:-1].clamp(min=1e-6).log10(), aspect="auto", origin="lower", cmap="magma", vmin=-4, vmax=0.5
@@ -53,14 +37,14 @@ def convergence_figure(distances: torch.Tensor, words: Sequence[str], path: Path
     axes.set_xticks(range(len(words)), words, fontsize=7, rotation=0 if all(len(w) < 3 for w in words) else 90)
     axes.set(xlabel="token", ylabel="iteration", title="distance to the last state (relative, log10)")
     figure.colorbar(image, ax=axes)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def exits_figure(results: Sequence[ExitResult], path: Path) -> None:
     """How many tokens stop at each depth, one panel a rule."""
     columns = min(len(results), 4)
     rows = -(-len(results) // columns)
-    figure = _figure(3.2 * columns, 2.4 * rows)
+    figure = new_figure(3.2 * columns, 2.4 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, result in zip(panels, results, strict=False):
         axes.bar(range(1, len(result.histogram) + 1), result.histogram)
@@ -68,7 +52,7 @@ def exits_figure(results: Sequence[ExitResult], path: Path) -> None:
         axes.set(xlabel="depth", ylabel="tokens")
     for axes in panels[len(results) :]:
         axes.set_visible(False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def trajectories_figure(
@@ -76,7 +60,7 @@ def trajectories_figure(
 ) -> None:
     """The ways of chosen tokens ``[depth + 1, T, 6]`` through three planes of principal components."""
     planes = [(a, a + 1) for a in range(0, components.shape[-1] - 1, 2)][:3]
-    figure = _figure(3.2 * len(planes), 2.6 * len(chosen))
+    figure = new_figure(3.2 * len(planes), 2.6 * len(chosen))
     panels = figure.subplots(len(chosen), len(planes), squeeze=False)
     for row, token in zip(panels, chosen, strict=True):
         for axes, (first, second) in zip(row, planes, strict=True):
@@ -86,4 +70,4 @@ def trajectories_figure(
             axes.scatter(way[-1, first], way[-1, second], marker="x", color="red", s=25)
             axes.set_title(f"{words[token]!r} ({kinds[token]}), components {first + 1}-{second + 1}", fontsize=7)
             axes.tick_params(labelsize=6)
-    _save(figure, path)
+    save_figure(figure, path)

@@ -91,7 +91,13 @@ def new_axes() -> tuple[Any, Any]:
 
 
 def new_panels(count: int) -> tuple[Any, Sequence[Any]]:
-    """An empty figure with `count` axes side by side, which share their height.
+    """An empty figure with `count` axes side by side, which share their height."""
+    figure = new_figure(max(7, 4.5 * count), 4)
+    return figure, list(figure.subplots(1, count, squeeze=False, sharey=True)[0])
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure, its size in inches.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -100,8 +106,7 @@ def new_panels(count: int) -> tuple[Any, Sequence[Any]]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError('figures need matplotlib; install it with: pip install "undertow[train]"') from error
-    figure = Figure(figsize=(max(7, 4.5 * count), 4), dpi=150, layout="constrained")
-    return figure, list(figure.subplots(1, count, squeeze=False, sharey=True)[0])
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def save_figure(figure: Any, path: Path) -> None:
