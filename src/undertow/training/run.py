@@ -23,6 +23,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from undertow.config import apply_overrides, from_mapping, load_yaml, save_yaml, to_mapping
 from undertow.errors import CheckpointError
 from undertow.files import replacing_folder, write_text
+from undertow.host.attach import find_attachment
 from undertow.pathways import TurboConn
 from undertow.solvers import Sequential
 from undertow.tasks import PadCollator, TaskDataset
@@ -87,7 +88,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         print(f"undertow: {text}", file=sys.stderr)
         log.write(event="remark", text=text)
     progress = Progress(description or f"{recipe.name} seed {seed}")
-    recurrent = recipe.recurrence is not None or has_recurrence(built)
+    recurrent = recipe.recurrence is not None or (has_recurrence(built) and find_attachment(built).pathway is not None)
     watches = recurrent and not isinstance(recipe.solver, Sequential)
     trainer = RecipeTrainer(
         section,
