@@ -28,6 +28,7 @@ GENERATED = 96  # tokens, for the time of one
 COMMON: dict[str, Any] = {
     "task": {"kind": "parity", "template": "bare", "min_length": 1, "max_length": TRAINED},
     "model": {"architecture": "llama", "layers": 2, "width": 64, "heads": 4},
+    "solver": "sequential",  # exactly reproducible: `Auto` decides by the clock
     "training": {"steps": 1000, "batch": 64, "learning_rate": 2e-3, "gate_multiplier": 30.0, "threads": 1},
 }
 MODELS: dict[str, dict[str, Any]] = {
