@@ -141,7 +141,7 @@ class RecipeTrainer(DepthTraining, Trainer):
 
     def __init__(self, section: TrainingSection, **settings: Any) -> None:
         super().__init__(**settings)
-        self.section, self.gate_multiplier = section, section.gate_multiplier
+        self.section = section
         self.padded: list[int] = []
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -166,14 +166,14 @@ class RecipeTrainer(DepthTraining, Trainer):
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        if self.gate_multiplier != 1 and len(optimizer.param_groups) == 2:
+        if self.section.gate_multiplier != 1 and len(optimizer.param_groups) == 2:
             trained: Any = self.model if model is None else model
             # In the model's order: a resumed run finds the optimiser's state by position.
             gates = [p for name, p in trained.named_parameters() if ".gamma_" in name and p.requires_grad]
             for group in optimizer.param_groups:
                 group["params"] = [p for p in group["params"] if not any(p is gate for gate in gates)]
             if gates:
-                rate = self.args.learning_rate * self.gate_multiplier
+                rate = self.args.learning_rate * self.section.gate_multiplier
                 optimizer.add_param_group({"params": gates, "lr": rate, "weight_decay": 0.0})
         return optimizer
 
