@@ -132,6 +132,16 @@ def test_elements_are_drawn_uniformly() -> None:
     assert all(850 < count < 1150 for count in drawn.values()), drawn
 
 
+@pytest.mark.parametrize(("group", "count"), [("S3", 4), ("S5", 11)])
+def test_swaps_reach_every_state(group: Any, count: int) -> None:
+    task, table = GroupTracking(group=group, swaps=True, min_length=400, max_length=400), multiplication_table(group)
+    examples = [task.example("train", i) for i in range(4)]
+    drawn = {SYMBOLS.index(symbol) for one in examples for symbol in one.prompt}
+    assert len(drawn) == count
+    assert all(table[element][element] == 0 for element in drawn)  # each is its own inverse
+    assert len({symbol for one in examples for symbol in one.completion}) == len(table)
+
+
 def test_symbols_are_distinct_tokens() -> None:
     assert len(set(SYMBOLS)) == len(SYMBOLS) >= 120
     assert all(symbol.isprintable() and not symbol.isspace() for symbol in SYMBOLS)
@@ -183,6 +193,7 @@ def test_all_labels_must_be_right() -> None:
     ("fields", "named"),
     [
         ({"group": "S4"}, "group is 'S4', but must be one of S3, S5, A5, Z60, A4xZ5"),
+        ({"group": "Z60", "swaps": True}, "swaps is true, but Z60 has no swap"),
         ({"min_length": 0}, "min_length is 0"),
         ({"min_length": 5, "max_length": 4}, "max_length is 4"),
     ],

@@ -43,12 +43,17 @@ class GroupTracking(GeneratedTask):
     """Fewest elements in a sequence; at least 1."""
     max_length: int = 32
     """Most elements in a sequence; 32 in the T²MLR paper's retrieval task."""
+    swaps: bool = False
+    """Draw only those elements of S3 or S5 that exchange two entries, and the identity: 11 of S5's 120. Every state is still
+    reached, but there are 120 times 11 transitions to learn in place of 120 times 120."""
 
     def __post_init__(self) -> None:
         if self.group not in get_args(Group):
             raise ConfigError(
                 f"group is {self.group!r}, but must be one of {', '.join(get_args(Group))}; choose one of them."
             )
+        if self.swaps and self.group not in ("S3", "S5"):
+            raise ConfigError(f"swaps is true, but {self.group} has no swap of two entries; use S3 or S5, or leave it out.")
         if self.min_length < 1:
             raise ConfigError(f"min_length is {self.min_length}, but must be at least 1; raise it.")
         if self.max_length < self.min_length:
@@ -60,7 +65,7 @@ class GroupTracking(GeneratedTask):
         """Draw one sequence; see `GeneratedTask.draw`."""
         count = generator.randint(self.min_length, self.max_length) if length is None else length
         table = multiplication_table(self.group)
-        elements = generator.choices(range(len(table)), k=count)
+        elements = generator.choices(swaps(self.group) if self.swaps else range(len(table)), k=count)
         states, state = [], 0
         for element in elements:
             state = table[state][element]
@@ -91,6 +96,12 @@ def multiplication_table(group: Group) -> tuple[tuple[int, ...], ...]:
         case "A4xZ5":
             pairs = list(product(_even_permutations(4), range(5)))
             return _table(pairs, lambda a, b: (_composed(a[0], b[0]), (a[1] + b[1]) % 5))
+
+
+def swaps(group: Group) -> list[int]:
+    """The numbers of the identity and of the permutations of S3 or S5 that exchange two entries."""
+    elements = _permutations(3 if group == "S3" else 5)
+    return [number for number, p in enumerate(elements) if sum(i != entry for i, entry in enumerate(p)) in (0, 2)]
 
 
 def _table(elements: Sequence[Any], compose: Callable[[Any, Any], Any]) -> tuple[tuple[int, ...], ...]:
