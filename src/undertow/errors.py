@@ -22,6 +22,10 @@ class UnsupportedArchitectureError(UndertowError):
     """The model's architecture lacks something that the chosen recurrence needs."""
 
 
+class DivergedError(UndertowError):
+    """Training went where no number follows."""
+
+
 class CheckpointError(UndertowError):
     """A checkpoint is missing, incomplete or does not fit the model."""
 

@@ -381,6 +381,22 @@ def write_run(folder: Path, losses: list[float], **files: Any) -> None:
         (folder / f"{name}.json").write_text(json.dumps(content))
 
 
+def test_a_run_that_diverges_is_a_finding(
+    tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {"slow": {"training.learning_rate": 1e-3}, "fast": {"training.learning_rate": 1e38, "training.warmup_steps": 0}}
+    made = grid(tmp_path, axes={"rate": rates}, seeds=[0])
+    header, slow, fast = rows(study(made))
+    assert header[-1] == "diverged seeds"
+    assert slow[-1] == "" and fast[-1] == "1"
+    assert fast[1:-2] == [""] * len(fast[1:-2])
+    output = (made.folder / "fast" / "seed-0.output").read_text()
+    assert "training has diverged; lower training.learning_rate, which is 1e+38" in output
+    assert not (made.folder / "fast" / "seed-0" / "model").exists()
+    monkeypatch.setattr(study_module, "train_and_evaluate", None)  # nothing is trained again
+    assert rows(study(made)) == [header, slow, fast]
+
+
 def test_a_finding_holds_what_the_folders_say(tmp_path: Path) -> None:
     made = grid(tmp_path)
     recipe = made.variant(("none", "fast"))

@@ -24,13 +24,13 @@ from typing import Any
 import torch
 
 from undertow.config import apply_overrides, from_mapping, load_yaml, to_mapping
-from undertow.errors import ConfigError
+from undertow.errors import ConfigError, DivergedError
 from undertow.evaluation.figures import curves_figure
 from undertow.evaluation.report import table
 from undertow.evaluation.run import evaluate_folder, evaluate_loss
 from undertow.files import write_text
 from undertow.training.build import quiet_libraries
-from undertow.training.log import read_log
+from undertow.training.log import diverged, read_log
 from undertow.training.recipe import Recipe
 from undertow.training.run import LOG, MODEL, RECIPE, check_folder, run_folder, train, versions
 
@@ -116,12 +116,14 @@ class Finding:
         measures: by name, one value a seed: "loss" (held-out loss at the end), "test loss", "accuracy at 12" and the like.
         curves: for each seed the steps and the held-out losses of its log.
         seconds: the median over its logs of the seconds a step.
+        diverged: how many seeds ended because the loss was no number any more; they have no measures.
     """
 
     labels: tuple[str, ...]
     measures: Mapping[str, Sequence[float]]
     curves: Sequence[Sequence[tuple[int, float]]]
     seconds: float
+    diverged: int = 0
 
 
 def study(settings: Study) -> str:
@@ -174,6 +176,8 @@ def finished(recipe: Recipe, seed: int) -> bool:
     """
     folder = run_folder(recipe, seed)
     check_folder(folder, recipe)
+    if diverged(folder / LOG):
+        return True
     if not (folder / MODEL).is_dir() or not any((folder / name).is_file() for name in EVALUATIONS):
         return False
     return from_mapping(Recipe, load_yaml(folder / RECIPE)).evaluation == recipe.evaluation
@@ -188,7 +192,11 @@ def train_and_evaluate(recipe: Recipe, seed: int) -> Path:
     for name in EVALUATIONS:  # they are not what the recipe that is saved next says
         (folder / name).unlink(missing_ok=True)
     with (folder.parent / f"{folder.name}.output").open("w") as output, redirect_stdout(output), redirect_stderr(output):
-        train(recipe, seed)
+        try:
+            train(recipe, seed)
+        except DivergedError as error:  # a finding like others
+            print(error)
+            return folder
         (evaluate_loss if recipe.task.measured_by == "loss" else evaluate_folder)(folder, recipe)
     return folder
 
@@ -196,10 +204,13 @@ def train_and_evaluate(recipe: Recipe, seed: int) -> Path:
 def finding(labels: tuple[str, ...], recipe: Recipe) -> Finding:
     """What the folders of a combination's seeds say."""
     measures: dict[str, list[float]] = {}
-    curves, seconds = [], []
+    curves, seconds, lost = [], [], 0
     for seed in recipe.seeds:
         folder = run_folder(recipe, seed)
         log = read_log(folder / LOG)
+        if diverged(folder / LOG):
+            lost += 1
+            continue
         curve = [(int(entry["step"]), float(entry["eval_loss"])) for entry in log if "eval_loss" in entry]
         curves.append(curve)
         seconds += [entry["seconds_per_step"] for entry in log if "seconds_per_step" in entry]
@@ -215,17 +226,17 @@ def finding(labels: tuple[str, ...], recipe: Recipe) -> Finding:
                     values["symbols" + suffix] = entry["right_symbols"] / entry["symbols"]
         for name, value in values.items():
             measures.setdefault(name, []).append(value)
-    return Finding(labels, measures, curves, statistics.median(seconds) if seconds else float("nan"))
+    return Finding(labels, measures, curves, statistics.median(seconds) if seconds else float("nan"), lost)
 
 
 def findings_table(axes: Sequence[str], found: Sequence[Finding]) -> str:
     """A row a combination: the mean of each measure over the seeds, with the smallest and the largest."""
     names = list(dict.fromkeys(name for one in found for name in one.measures))
-    rows = []
+    rows, some = [], any(one.diverged for one in found)
     for one in found:
         cells = [spread(name, one.measures.get(name, [])) for name in names]
-        rows.append([*one.labels, *cells, f"{1000 * one.seconds:.0f}"])
-    return table([*axes, *names, "ms a step"], rows)
+        rows.append([*one.labels, *cells, f"{1000 * one.seconds:.0f}", *([one.diverged or ""] if some else [])])
+    return table([*axes, *names, "ms a step", *(["diverged seeds"] if some else [])], rows)
 
 
 def spread(name: str, values: Sequence[float]) -> str:

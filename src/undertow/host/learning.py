@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from undertow.errors import CheckpointError
 from undertow.host.arguments import find_cache, learn_layout, learn_rows
 from undertow.host.stack import Recording, current_forward
 from undertow.host.support import check_calls, refuse
@@ -46,6 +47,7 @@ def learn(attachment: Attachment) -> None:
 
     Raises:
         UnsupportedArchitectureError: the architecture cannot be hosted.
+        CheckpointError: its weights give outputs that are no numbers.
     """
     model, backbone = attachment.owners.model, attachment.owners.backbone
     stack: nn.ModuleList = getattr(backbone, attachment.stack_name)
@@ -57,6 +59,8 @@ def learn(attachment: Attachment) -> None:
             observer = Observer(stack, attachment.arity)
             logits = observe(model, observer, cached, new)
             same = torch.equal(logits, expected) if logits.device.type == "cpu" else torch.allclose(logits, expected)
+            if not torch.isfinite(expected).all():
+                raise CheckpointError("the model's outputs are not finite before anything is attached; its weights are broken")
             if len(observer.recordings) != 2 or not same:
                 raise refuse(model, "running its layers one after another does not reproduce its outputs")
             calls.append(observer.recordings[1][0].calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import Any
 from tqdm import tqdm
 from transformers import TrainerCallback
 
+from undertow.errors import DivergedError
 from undertow.files import write_text
 
 
 class RunLog(TrainerCallback):
     """One JSON object a line: losses, learning rate, gradient norm, the median seconds a step since the last line.
 
-    A resumed run drops the lines after the step that it resumes from.
+    A resumed run drops the lines after the step that it resumes from. A loss that is no number ends the run, with a
+    `DivergedError`.
     """
 
     def __init__(self, path: Path, resume_step: int = 0) -> None:
@@ -43,6 +46,13 @@ class RunLog(TrainerCallback):
             entry["seconds_per_step"] = round(statistics.median(self.durations), 6)
             self.durations = []
         self.write(**entry)
+        for name in ("loss", "eval_loss"):
+            if not math.isfinite(entry.get(name, 0.0)):
+                self.write(event="diverged", step=state.global_step)
+                raise DivergedError(
+                    f"the {name} is {entry[name]} after step {state.global_step}: training has diverged; lower "
+                    f"training.learning_rate, which is {args.learning_rate}, or the recurrence's alpha"
+                )
 
 
 class Progress(TrainerCallback):
@@ -79,6 +89,12 @@ class Progress(TrainerCallback):
         if self.bar is not None:
             self.bar.close()
             self.bar = None
+
+
+def diverged(path: Path) -> bool:
+    """Whether the log's run ended because its loss was no number any more."""
+    entries = read_log(path)
+    return bool(entries) and entries[-1].get("event") == "diverged"
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -213,6 +213,7 @@ def arguments(
         **checkpointing,
         logging_steps=section.log_every,
         logging_first_step=True,
+        logging_nan_inf_filter=False,  # the log shall say what was
         eval_strategy="steps" if evaluates and section.evaluate_every is not None else "no",
         eval_steps=section.evaluate_every,
         save_strategy="no" if section.save_every is None else "steps",
