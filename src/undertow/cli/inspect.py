@@ -24,7 +24,10 @@ PER_RUN = ("gates", "positions", "probes")
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["fidelity", "choices", "lengths", "latency", "parameters", "depth", *PER_RUN])
     parser.add_argument(
-        "run", type=Path, nargs="+", help="folder of a run, or of one of its seeds; for parameters, a recipe"
+        "run",
+        type=Path,
+        nargs="+",
+        help="folder of a run or of one of its seeds; for choices, lengths and latency also of a study; for parameters, a recipe",
     )
     parser.add_argument(
         "--examples",
@@ -53,7 +56,7 @@ def texts(options: argparse.Namespace, overrides: list[str]) -> list[str]:
     if what == "latency":
         return [compare.compare_latency(options.run, output)]
     if what == "choices":
-        return [analysis.inspect_choices(path, examples) for path in options.run]
+        return [analysis.inspect_choices(options.run, examples)]
     if what == "gates":
         return [analysis.inspect_gates(path) for path in options.run]
     if what == "positions":

@@ -35,6 +35,7 @@ from undertow.training.recipe import Recipe
 from undertow.training.run import LOG, MODEL, RECIPE, check_folder, run_folder, train, versions
 
 EVALUATIONS = ("accuracy.json", "loss.json")
+SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
@@ -157,13 +158,21 @@ def study(settings: Study) -> str:
         "versions": versions(),
         "findings": [vars(one) for one in found],
     }
-    write_text(settings.folder / "summary.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_text(settings.folder / SUMMARY, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     text = findings_table(list(settings.axes), found)
     write_text(settings.folder / "summary.md", text + "\n")
     curves_figure(
         {one.labels: one.curves for one in found}, settings.folder / "losses.png", settings.name, "held-out loss (nats)"
     )
     return text
+
+
+def runs_in(path: Path) -> list[Path]:
+    """The folders of a finished study's runs, in the study's order; of any other folder, that folder itself."""
+    if not (path / SUMMARY).is_file():
+        return [path]
+    settings = from_mapping(Study, json.loads((path / SUMMARY).read_text(encoding="utf-8"))["study"])
+    return [path / recipe.name for recipe in settings.recipes().values()]
 
 
 def finished(recipe: Recipe, seed: int) -> bool:
