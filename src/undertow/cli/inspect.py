@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "run",
         type=Path,
         nargs="+",
-        help="folder of a run or of one of its seeds; choices, lengths and latency take a study's too; parameters takes a recipe",
+        help="folder of a run or of one of its seeds; of a study too for choices, lengths, latency; a recipe for parameters",
     )
     parser.add_argument(
         "--examples",
