@@ -14,7 +14,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    from undertow.evaluation.run import evaluate
+    from undertow.evaluation.run import check_test, evaluate
     from undertow.training.run import load_recipe, run_folder, train
 
     recipe = load_recipe(options.recipe, overrides)
@@ -23,6 +23,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
         print(dry_run(recipe))
         return
+    check_test(recipe)
     for seed in recipe.seeds:
         print(train(recipe, seed))
     print(evaluate(run_folder(recipe, recipe.seeds[0]).parent, []))

@@ -27,7 +27,7 @@ from undertow.config import apply_overrides, from_mapping, load_yaml, to_mapping
 from undertow.errors import ConfigError
 from undertow.evaluation.figures import curves_figure
 from undertow.evaluation.report import table
-from undertow.evaluation.run import evaluate_folder, evaluate_loss
+from undertow.evaluation.run import check_test, evaluate_folder, evaluate_loss
 from undertow.files import write_text
 from undertow.training.build import quiet_libraries
 from undertow.training.log import read_log
@@ -130,10 +130,13 @@ def study(settings: Study) -> str:
 
     Raises:
         ConfigError: a combination is no recipe.
+        DataError: a test file is malformed.
         CheckpointError: a run's folder was made by another recipe.
         UndertowError: a run cannot be made. Those that are under way are finished first.
     """
     recipes = settings.recipes()
+    for recipe in recipes.values():
+        check_test(recipe)
     jobs = [(recipe, seed) for seed in settings.seeds for recipe in recipes.values() if not finished(recipe, seed)]
     waiting, number = iter(jobs), 0
     with ProcessPoolExecutor(settings.workers, get_context("spawn")) as pool:
