@@ -162,7 +162,7 @@ def check_context(model: Any, examples: Sequence[Example], tokens: Sequence[int]
     for number, (example, count) in enumerate(zip(examples, tokens, strict=True)):
         if limit is not None and count > limit:
             raise DataError(
-                f"example {number}, {example.prompt[:80]!r}, takes {count} tokens with the longest answer that it may get, but "
+                f"example {number}, {example.prompt[:80]!r}, takes {count} tokens with its longest possible answer, but "
                 f"the model reads {limit} at most; leave it out, or allow fewer new tokens"
             )
 
