@@ -13,7 +13,7 @@ import torch
 from matplotlib import image
 from torch import nn
 
-from undertow.analysis.choices import Choices, measure_choices, pooled
+from undertow.analysis.choices import Choices, Chosen, choices_table, measure_choices
 from undertow.cli.main import main
 from undertow.errors import ConfigError
 from undertow.evaluation import accuracy_by_length
@@ -109,11 +109,17 @@ def test_choices_of_several_tokens_are_refused() -> None:
     assert Parity().choices() == ("0", "1") and Example("", "", 1)
 
 
-def test_pooling_takes_the_mean() -> None:
+def cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+
+
+def test_a_row_is_the_mean_over_seeds_with_the_range() -> None:
     one, two = Choices(4, 10, 2.0, 0.1, 0.5, {1.0: 0.4}), Choices(4, 10, 3.0, 0.3, 1.0, {1.0: 0.8})
-    (both,) = pooled([[one], [two]])
-    assert (both.examples, both.eliminated, both.greedy) == (20, 2.5, 0.75)
-    assert both.right_eliminated == pytest.approx(0.2) and both.expected == {1.0: pytest.approx(0.6)}
+    header, _, first, second = cells(choices_table([Chosen("both", 10, [[one], [two]]), Chosen("single", 2, [[one]])]))
+    assert header[:6] == ["run", "seeds", "length", "of", "choices", "eliminated"] and header[-1] == "expected at 1"
+    assert first[:6] == ["both", "2", "4", "20", "10", "2.500 (2.000 - 3.000)"]
+    assert first[6:] == ["20.0% (10.0% - 30.0%)", "75.0% (50.0% - 100.0%)", "60.0% (40.0% - 80.0%)"]
+    assert second == ["single", "1", "4", "10", "2", "2.000", "10.0%", "50.0%", "40.0%"]
 
 
 # On trained runs
@@ -152,15 +158,14 @@ def test_expected_accuracy_is_what_sampling_gives(trained: Path) -> None:
 def test_inspect_choices(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "tiny"))
     assert main(["inspect", "choices", str(run), "--examples=6"]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("tiny (mean of 2 seeds)") and "eliminated of 2" in text and "expected at 0.01" in text
+    header, _, *rows = cells(capsys.readouterr().out)
+    assert header[-1] == "expected at 0.01"
     by_seed = [json.loads((run / f"seed-{seed}" / "choices.json").read_text()) for seed in (0, 1)]
     assert [[one["length"] for one in found] for found in by_seed] == [[7, 8]] * 2
     assert by_seed[0] != by_seed[1]
-    for row, (first, second) in zip(text.splitlines()[4:], zip(*by_seed, strict=True), strict=True):
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        assert cells[:2] == [str(first["length"]), "12"]
-        assert cells[2] == f"{(first['eliminated'] + second['eliminated']) / 2:.3f}"
+    for row, (first, second) in zip(rows, zip(*by_seed, strict=True), strict=True):
+        assert row[:5] == ["tiny", "2", str(first["length"]), "12", "2"]
+        assert row[5].split()[0] == f"{(first['eliminated'] + second['eliminated']) / 2:.3f}"
     assert image.imread(run / "choices.png").size
     assert main(["inspect", "choices", str(run), "--examples=0"]) == 2
     assert "examples is 0; ask 1 or more" in capsys.readouterr().err

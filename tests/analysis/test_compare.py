@@ -76,9 +76,25 @@ def test_latency(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for entry in json.loads((runs / "lag-4" / f"seed-{seed}" / "accuracy.json").read_text())
         if entry["temperature"] == 0
     ]
-    assert found["lag-4"]["accuracy"]["0.0"] == pytest.approx(sum(greedy) / 4)
+    by_seed = found["lag-4"]["accuracy_by_seed"]["0.0"]
+    assert by_seed == pytest.approx([sum(greedy[:2]) / 2, sum(greedy[2:]) / 2])
+    low, high = min(by_seed), max(by_seed)
+    assert turboconn[6] == (f"{sum(greedy) / 4:.1%}" + (f" ({low:.1%} - {high:.1%})" if low < high else ""))
     with pytest.raises(ConfigError, match="none of these runs is without a recurrence"):
         compare_latency([runs / "lag-4"], runs)
+
+
+def test_the_folder_of_a_study_stands_for_its_runs_in_its_order(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    axes = {"model": {"plain": {}, "lag-4": {"recurrence": tiny.TURBOCONN | {"lag": 4}}}}
+    study = {"name": "grid", "recipe": {"task": "parity"}, "axes": axes}
+    (runs / "summary.json").write_text(json.dumps({"study": study}))
+    for what in ("latency", "choices"):
+        assert main(["inspect", what, str(runs)]) == 0
+        _, _, *rows = cells(capsys.readouterr().out)
+        assert list(dict.fromkeys(row[0] for row in rows)) == ["plain", "lag-4"]
+    assert len(json.loads((runs / "latency.json").read_text())) == 2
+    assert main(["inspect", "lengths", str(runs)]) == 0
+    assert cells(capsys.readouterr().out)[0] == ["length", "plain", "lag-4"]
 
 
 def test_another_solver_has_no_recursions(runs: Path) -> None:
@@ -128,7 +144,7 @@ def test_runs_that_were_tested_otherwise_are_refused(runs: Path) -> None:
     path.write_text(json.dumps([{"length": None, "temperature": 0.0, "correct": 1, "total": 2}]))
     with pytest.raises(ConfigError, match="was tested without lengths"):
         compare_lengths([runs / "plain"], runs)
-    assert read_run(runs / "plain").overall(0.0) == 0.5
+    assert read_run(runs / "plain").overall(0.0) == [0.5]
     write_accuracy(runs / "plain" / "seed-0", {10: 1.0})
     with pytest.raises(ConfigError, match="at no length in common"):
         compare_lengths([runs / "plain", runs / "lag-4"], runs)

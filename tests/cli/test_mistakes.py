@@ -83,6 +83,28 @@ def test_train_with_a_file_that_is_no_recipe(refused: Callable[[list[str]], str]
     assert "line 2: the key 'name' is given twice" in refused(["train", str(broken)])
 
 
+def test_a_bad_test_file_is_told_before_the_training(refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+    good, bad, empty = tmp_path / "good.jsonl", tmp_path / "bad.jsonl", tmp_path / "empty.jsonl"
+    row = '{"question": "1 + 1", "answer": "#### 2"}\n'
+    good.write_text(row * 40)
+    bad.write_text(row + '{"question": "1 + 1", "answer": "#### two"}\n')
+    empty.write_text("")
+    lines = {
+        str(bad): "bad.jsonl, line 2: expected a number as the answer, found 'two'; correct or remove the line",
+        str(empty): "empty.jsonl holds no problems",
+        str(tmp_path / "absent.jsonl"): "absent.jsonl cannot be read (No such file or directory)",
+        "null": "The test split needs the field 'test' of gsm8k",
+    }
+    for test, expected in lines.items():
+        task = f"--task={{kind: gsm8k, train: {good}, test: {test}}}"
+        path = str(tiny.recipe_file(tmp_path, evaluation={"lengths": []}))
+        assert expected in refused(["train", path, task, "--evaluation.lengths=[]"])
+        study = tmp_path / "study.yaml"
+        study.write_text(f"name: grid\noutput: {tmp_path}\nrecipe: {{}}\naxes: {{a: {{right: {{}}}}}}\n")
+        assert expected in refused(["study", str(study), task.replace("--task", "--recipe.task")])
+        assert not (tmp_path / "tiny").exists() and not (tmp_path / "grid").exists()
+
+
 def test_train_where_nothing_can_be_written(path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert str(tmp_path / "file") in refused(["train", path, f"--output={tmp_path / 'file'}"])

@@ -271,3 +271,14 @@ def test_results_are_added_up() -> None:
     assert Accuracy.together(labels).symbol_share == 0.625
     answers = Accuracy.together([Accuracy(None, 1.0, 1, 3), Accuracy(None, 1.0, 2, 5)])
     assert answers == Accuracy(None, 1.0, 3, 8) and answers.symbol_share is None
+
+
+def test_more_than_the_model_can_read_is_refused(hosted: Any) -> None:
+    assert hosted.config.max_position_embeddings == 64
+    accuracy_by_length(hosted, TOKENIZER, PARITY, [61], 2)  # a sign after the digits, and an answer of up to three tokens
+    with pytest.raises(DataError, match=r"example 0, '[01]{62}=', takes 65 tokens .* but the model reads 64 at most"):
+        accuracy_by_length(hosted, TOKENIZER, PARITY, [62], 2)
+    task = GroupTracking(group="S3", min_length=8, max_length=80)
+    tokenizer = character_tokenizer(task.characters())
+    with pytest.raises(DataError, match="takes 81 tokens"):
+        accuracy_by_length(hosted, tokenizer, task, [80], 2)

@@ -381,9 +381,7 @@ def write_run(folder: Path, losses: list[float], **files: Any) -> None:
         (folder / f"{name}.json").write_text(json.dumps(content))
 
 
-def test_a_run_that_diverges_is_a_finding(
-    tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_diverges_is_a_finding(tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"slow": {"training.learning_rate": 1e-3}, "fast": {"training.learning_rate": 1e38, "training.warmup_steps": 0}}
     made = grid(tmp_path, axes={"rate": rates}, seeds=[0])
     header, slow, fast = rows(study(made))

@@ -59,10 +59,12 @@ def test_models_of_the_arithmetic_task_know_its_characters(file: str, template: 
 @pytest.mark.parametrize(
     ("row", "found"),
     [
-        ({"input": "(1 + 2) ="}, "expected the texts 'input' and 'target', found"),
-        ({"input": "(1 + 2) =", "target": 3}, "expected the texts 'input' and 'target', found"),
+        ({"input": "(1 + 2) ="}, "the row has no 'target', only 'input'; correct or remove it"),
+        ({"input": "(1 + 2) =", "target": 3}, "'target' is 3 without quotes, but must be a text"),
+        ({"input": "", "target": "3"}, "'input' is empty"),
+        ({"input": "(one + 2) =", "target": "3"}, r"expected numbers, \+ - \* and \(\) as 'input', found '\(one"),
         ({"input": "(1 + 2) =", "target": "three"}, "expected a whole number as 'target', found 'three'"),
-        ({"input": "(1 + 2) =", "target": ""}, "expected a whole number as 'target', found ''"),
+        ({"input": "(1 + 2) =", "target": ""}, "'target' is empty"),
         ("(1 + 2) = 3", "expected the texts"),
     ],
 )

@@ -115,8 +115,11 @@ def test_changed_file_is_read_again(tmp_path, clips):
         ({"question": "?", "answer": "steps\n#### "}, "a number as the answer, found ''"),
         ({"question": "?", "answer": "steps\n#### five"}, "found 'five'"),
         ({"question": "?", "answer": "#### 1e5"}, "found '1e5'"),
-        ({"question": "?", "answer": 5}, "texts 'question' and 'answer', found"),
-        ({"question": "?"}, "texts 'question' and 'answer', found"),
+        ({"question": "?", "answer": 5}, "'answer' is 5 without quotes, but must be a text"),
+        ({"question": "?", "answer": ""}, "'answer' is empty"),
+        ({"question": " ", "answer": "#### 5"}, "'question' is empty"),
+        ({"question": "?"}, "the row has no 'answer', only 'question'"),
+        ({}, "the row has no 'question', only nothing at all"),
         ({"question": "?", "answer": "5", "steps": [5]}, r"'steps', found '\[5\]'"),
         ([1, 2], r"found '\[1, 2\]'"),
         ("version https://example.org/pointer", "expected JSON, found 'version"),
@@ -128,10 +131,10 @@ def test_bad_json_row_is_named(tmp_path, row, found):
         task.size("test")
 
 
-@pytest.mark.parametrize("row", ["no bars #### 5", "q||<<1+1=2>>", "q||#### many", "q||words #### 5"])
+@pytest.mark.parametrize("row", ["no bars #### 5", "q||<<1+1=2>>", "q||#### many", "q||words #### 5", " ||#### 5"])
 def test_bad_text_row_is_named(tmp_path, row):
     task = GSM8K(test=write(tmp_path / "bad.txt", "q||<<1+1=2>> #### 2", row))
-    with pytest.raises(DataError, match=r"bad\.txt, line 2: expected"):
+    with pytest.raises(DataError, match=r"bad\.txt, line 2: (expected|the question before '\|\|' is empty)"):
         task.size("test")
 
 

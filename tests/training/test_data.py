@@ -137,6 +137,24 @@ def test_max_tokens_on_a_generated_task_still_fills_every_step() -> None:
     assert max(len(trained[i]["input_ids"]) for i in range(40)) == 8
 
 
+def test_what_the_model_cannot_read_is_an_error(problems: GSM8K) -> None:
+    sizes = [len(encode(problems.example("train", i), TEXT)["input_ids"]) for i in range(30)]
+    longest = max(sizes)
+    section = TrainingSection(steps=3, batch=10)
+    for context, fits in ((longest, True), (longest - 1, False)):
+        dataset, skipped = training_set(problems, TEXT, section, seed=0, context=context)
+        assert skipped == 0 and len(dataset) == 30
+        if fits:
+            assert max(len(dataset[i]["input_ids"]) for i in range(30)) == longest
+        else:
+            with pytest.raises(
+                DataError, match=f"gsm8k train example .* {longest} tokens, but at most {context} may be read"
+            ):
+                [dataset[i] for i in range(30)]
+    with pytest.raises(ConfigError, match=r"training\.max_tokens is 50, but the model reads 49 tokens at most"):
+        training_set(problems, TEXT, dataclasses.replace(section, max_tokens=50), seed=0, context=49)
+
+
 @pytest.mark.parametrize("bucket", [True, False])
 def test_nothing_left_is_an_error(problems: GSM8K, bucket: bool) -> None:
     section = TrainingSection(steps=2, batch=4, max_tokens=2, bucket_by_length=bucket)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError
 from undertow.evaluation.figures import new_axes, save_figure
-from undertow.evaluation.report import percent, table
+from undertow.evaluation.report import spread, table
 from undertow.tasks import Example, PadCollator, Split, Task, encode
 
 THRESHOLD = 0.001
@@ -144,41 +144,42 @@ def differing_tokens(
     return len(written[0]) - 1, torch.tensor([ids[-1] for ids in written])
 
 
-def choices_table(found: Sequence[Choices], choices: int) -> str:
-    """One row a length; `choices` is how many there are."""
-    return table(
-        ["length", "of", f"eliminated of {choices}", "right one among them", "greedy"]
-        + [f"expected at {temperature:g}" for temperature in found[0].expected],
-        [
-            [
-                "all" if one.length is None else one.length,
-                one.examples,
-                f"{one.eliminated:.3f}",
-                percent(one.right_eliminated),
-                percent(one.greedy),
-                *map(percent, one.expected.values()),
-            ]
-            for one in found
-        ],
-    )
+@dataclass(frozen=True)
+class Chosen:
+    """What the seeds of one run were found to choose.
+
+    Attributes:
+        run: its name.
+        choices: how many possible answers its task has.
+        by_seed: for each seed one entry a length.
+    """
+
+    run: str
+    choices: int
+    by_seed: Sequence[Sequence[Choices]]
 
 
-def pooled(by_seed: Sequence[Sequence[Choices]]) -> list[Choices]:
-    """The mean over seeds, length by length."""
-    results = []
-    for row in zip(*by_seed, strict=True):
-        n = len(row)
-        results.append(
-            Choices(
-                row[0].length,
-                sum(one.examples for one in row),
-                sum(one.eliminated for one in row) / n,
-                sum(one.right_eliminated for one in row) / n,
-                sum(one.greedy for one in row) / n,
-                {t: sum(one.expected[t] for one in row) / n for t in row[0].expected},
+def choices_table(found: Sequence[Chosen]) -> str:
+    """One row for each length of each run: the mean over seeds, with the lowest and the highest."""
+    temperatures = found[0].by_seed[0][0].expected
+    header = ["run", "seeds", "length", "of", "choices", "eliminated", "right one among them", "greedy"]
+    rows = []
+    for one in found:
+        for seeds in zip(*one.by_seed, strict=True):
+            rows.append(
+                [
+                    one.run,
+                    len(seeds),
+                    "all" if seeds[0].length is None else seeds[0].length,
+                    sum(seed.examples for seed in seeds),
+                    one.choices,
+                    spread([seed.eliminated for seed in seeds], "{:.3f}".format),
+                    spread([seed.right_eliminated for seed in seeds]),
+                    spread([seed.greedy for seed in seeds]),
+                    *(spread([seed.expected[temperature] for seed in seeds]) for temperature in temperatures),
+                ]
             )
-        )
-    return results
+    return table([*header, *(f"expected at {temperature:g}" for temperature in temperatures)], rows)
 
 
 def choices_figure(by_seed: Mapping[str, Sequence[Choices]], path: Path, title: str, unit: str) -> None:

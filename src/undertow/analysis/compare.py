@@ -11,8 +11,9 @@ from pathlib import Path
 from undertow.config import from_mapping, load_yaml
 from undertow.errors import CheckpointError, ConfigError
 from undertow.evaluation.figures import new_axes, save_figure
-from undertow.evaluation.report import percent, table
+from undertow.evaluation.report import spread, table
 from undertow.evaluation.run import seed_folders
+from undertow.evaluation.study import runs_in
 from undertow.files import write_text
 from undertow.training.log import read_log
 from undertow.training.recipe import Recipe
@@ -60,10 +61,10 @@ class Run:
             longest = length
         return longest
 
-    def overall(self, temperature: float) -> float | None:
-        """Mean accuracy over seeds, and over the tested lengths if there are any."""
-        found = [share for shares in self.accuracies for (_, t), share in shares.items() if t == temperature]
-        return statistics.mean(found) if found else None
+    def overall(self, temperature: float) -> list[float]:
+        """The accuracy of each seed, the mean over the tested lengths if there are any; empty if none was measured."""
+        by_seed = [[share for (_, t), share in shares.items() if t == temperature] for shares in self.accuracies]
+        return [statistics.mean(found) for found in by_seed if found]
 
 
 def read_run(path: Path) -> Run:
@@ -97,9 +98,12 @@ def read_run(path: Path) -> Run:
 def compare_lengths(paths: Sequence[Path], output: Path) -> str:
     """Accuracy by length of several runs: a table, `lengths.json` and the figure `lengths.png`.
 
+    A study's folder stands for its runs.
+
     Raises:
         ConfigError: a run was tested without lengths, or the runs at no length in common.
     """
+    paths = [run for path in paths for run in runs_in(path)]
     runs = [read_run(path) for path in paths]
     for run, path in zip(runs, paths, strict=True):
         if not run.lengths():
@@ -149,13 +153,14 @@ def length_figure(runs: Sequence[Run], path: Path) -> None:
 def compare_latency(paths: Sequence[Path], output: Path) -> str:
     """Recursions, time of a step and accuracy of several runs: a table like the paper's Table 1, and `latency.json`.
 
-    Times are over the first run's without a recurrence. Recursions are the groups of tokens that the exact rollout of a
-    batch goes through; with another solver in training there is no such number.
+    One row a run, over its seeds: of accuracies the mean, with the lowest and the highest. A study's folder stands for its
+    runs. Times are over the first run's without a recurrence. Recursions are the groups of tokens that the exact rollout
+    of a batch goes through; with another solver in training there is no such number.
 
     Raises:
         ConfigError: no run is without a recurrence.
     """
-    runs = [read_run(path) for path in paths]
+    runs = [read_run(run) for path in paths for run in runs_in(path)]
     base = next((run for run in runs if run.recipe.recurrence is None), None)
     if base is None:
         raise ConfigError("none of these runs is without a recurrence; add the Transformer's, whose time is the measure")
@@ -174,7 +179,7 @@ def compare_latency(paths: Sequence[Path], output: Path) -> str:
             "recursions": recursions,
             "seconds_per_step": run.seconds_per_step,
             "over_transformer": run.seconds_per_step / base.seconds_per_step,
-            "accuracy": {t: run.overall(t) for t in temperatures},
+            "accuracy_by_seed": {t: run.overall(t) for t in temperatures},
         }
         found.append(entry)
         rows.append(
@@ -184,16 +189,11 @@ def compare_latency(paths: Sequence[Path], output: Path) -> str:
                 *("-" if number is None else f"{number:.2f}" for number in (run.tokens, recursions)),
                 f"{run.seconds_per_step:.4f}",
                 f"{run.seconds_per_step / base.seconds_per_step:.2f}",
-                *("-" if (share := run.overall(t)) is None else percent(share) for t in temperatures),
+                *(spread(shares) if (shares := run.overall(t)) else "-" for t in temperatures),
             ]
         )
     write_text(output / "latency.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     return table(header, rows)
-
-
-def spread(shares: Sequence[float]) -> str:
-    middle = percent(statistics.mean(shares))
-    return middle if min(shares) == max(shares) else f"{middle} ({percent(min(shares))} - {percent(max(shares))})"
 
 
 def times(perfect: int, trained: int | None) -> str:

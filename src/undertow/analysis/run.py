@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from undertow.analysis.choices import Choices, choices_figure, choices_table, measure_choices, pooled
+from undertow.analysis.choices import Choices, Chosen, choices_figure, choices_table, measure_choices
 from undertow.analysis.fidelity import fidelity_table, measure_fidelity, recommendation
 from undertow.analysis.positions import loss_by_position, state_norms
 from undertow.analysis.probes import probe_losses
@@ -18,6 +19,7 @@ from undertow.errors import ConfigError
 from undertow.evaluation.figures import lines_figure
 from undertow.evaluation.report import table
 from undertow.evaluation.run import seed_folders
+from undertow.evaluation.study import runs_in
 from undertow.files import write_text
 from undertow.tasks import PadCollator, Split
 from undertow.training.build import count_parameters, has_recurrence, load, outline, quiet_libraries
@@ -47,28 +49,32 @@ def inspect_fidelity(run: Path, examples: int) -> str:
     return f"{fidelity_table(found)}\n\n{recommendation(found)}"
 
 
-def inspect_choices(run: Path, examples: int) -> str:
-    """How each seed's model spreads probability over the possible answers, with a file and a figure.
+def inspect_choices(paths: Sequence[Path], examples: int) -> str:
+    """How the models of several runs spread probability over the possible answers: a table like the paper's Table 4.
+
+    One row a run and length, over its seeds. A study's folder stands for its runs. Each seed's folder gets `choices.json`,
+    and each run that was tested by length the figure `choices.png`.
 
     Raises:
         CheckpointError: there is no finished run.
-        ConfigError: its task has no fixed choices, or there are no examples.
+        ConfigError: a task has no fixed choices, or there are no examples.
     """
     if examples < 1:
         raise ConfigError(f"examples is {examples}; ask 1 or more")
     quiet_libraries()
-    by_seed: dict[str, list[Choices]] = {}
-    for folder in seed_folders(run):
-        recipe = from_mapping(Recipe, load_yaml(folder / RECIPE))
-        model, tokenizer = load(str(folder / MODEL))
-        found = measure_choices(model, tokenizer, recipe.task, recipe.evaluation.lengths, examples)
-        write_text(folder / "choices.json", json.dumps([dataclasses.asdict(one) for one in found], indent=1) + "\n")
-        by_seed[folder.name] = found
-    if recipe.evaluation.lengths:
-        choices_figure(by_seed, run / "choices.png", recipe.name, f"{recipe.task.kind}: length")
-    seeds = f" (mean of {len(by_seed)} seeds)" if len(by_seed) > 1 else ""
-    number = len(recipe.task.choices())
-    return f"{recipe.name}{seeds}\n\n{choices_table(pooled(list(by_seed.values())), number)}"
+    table_rows = []
+    for run in [run for path in paths for run in runs_in(path)]:
+        by_seed: dict[str, list[Choices]] = {}
+        for folder in seed_folders(run):
+            recipe = from_mapping(Recipe, load_yaml(folder / RECIPE))
+            model, tokenizer = load(str(folder / MODEL))
+            found = measure_choices(model, tokenizer, recipe.task, recipe.evaluation.lengths, examples)
+            write_text(folder / "choices.json", json.dumps([dataclasses.asdict(one) for one in found], indent=1) + "\n")
+            by_seed[folder.name] = found
+        if recipe.evaluation.lengths:
+            choices_figure(by_seed, run / "choices.png", recipe.name, f"{recipe.task.kind}: length")
+        table_rows.append(Chosen(recipe.name, len(recipe.task.choices()), list(by_seed.values())))
+    return choices_table(table_rows)
 
 
 def inspect_parameters(path: Path, overrides: list[str]) -> str:

@@ -1,1 +1,1 @@
-"""The command line: `undertow train | eval | generate | demo`. It holds no logic of its own."""
+"""The command line: main dispatches to one module a command. It holds no logic of its own."""

@@ -11,9 +11,10 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from undertow.errors import ConfigError
+from undertow.errors import ConfigError, DataError
 from undertow.tasks import Example, PadCollator, Split, Task
 from undertow.tasks.encode import IGNORED, encode, encode_prompt
+from undertow.training.build import context_of
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def label_accuracy(
 ) -> Accuracy:
     """The accuracy of the likeliest label at every position of aligned examples."""
     collate = PadCollator(tokenizer)
+    check_context(model, examples, [len(encode(example, tokenizer)["input_ids"]) for example in examples])
     correct = right_symbols = symbols = 0
     with evaluating(model):
         for start in progress(range(0, len(examples), batch), "labelling"):
@@ -128,11 +130,16 @@ def generate(
     temperature: float,
     max_new_tokens: int | None,
 ) -> list[str]:
-    """The texts that the model writes after the prompts, without special tokens."""
+    """The texts that the model writes after the prompts, without special tokens.
+
+    Raises:
+        DataError: the tokenizer does not know a part of a prompt, or the model cannot read so many tokens.
+    """
     prompts = [encode_prompt(example.prompt, tokenizer) for example in examples]
     if max_new_tokens is None:
         whole = [len(encode(example, tokenizer)["input_ids"]) for example in examples]
         max_new_tokens = 1 + max(all_ - len(prompt) for all_, prompt in zip(whole, prompts, strict=True))
+    check_context(model, examples, [len(prompt) + max_new_tokens - 1 for prompt in prompts])
     sampling: dict[str, Any] = {"do_sample": temperature > 0}
     if temperature > 0:
         sampling |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
@@ -147,6 +154,17 @@ def generate(
             )
             answers += tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     return answers
+
+
+def check_context(model: Any, examples: Sequence[Example], tokens: Sequence[int]) -> None:
+    """Refuse the first example that takes more tokens than the model can read."""
+    limit = context_of(model)
+    for number, (example, count) in enumerate(zip(examples, tokens, strict=True)):
+        if limit is not None and count > limit:
+            raise DataError(
+                f"example {number}, {example.prompt[:80]!r}, takes {count} tokens with its longest possible answer, but "
+                f"the model reads {limit} at most; leave it out, or allow fewer new tokens"
+            )
 
 
 @contextmanager

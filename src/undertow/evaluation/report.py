@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 
 from undertow.evaluation.accuracy import Accuracy
 
@@ -26,6 +27,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
+
+
+def spread(values: Sequence[float], show: Callable[[float], str] = percent) -> str:
+    """The mean of several seeds' values, with the lowest and the highest if they differ."""
+    middle = show(statistics.mean(values))
+    return middle if min(values) == max(values) else f"{middle} ({show(min(values))} - {show(max(values))})"
 
 
 def accuracy_table(results: Sequence[Accuracy]) -> str:

@@ -61,6 +61,16 @@ def evaluate(run: Path, overrides: list[str]) -> str:
     return f"{recipe.name}{seeds}\n\n{accuracy_table([Accuracy.together(results) for results in pooled.values()])}"
 
 
+def check_test(recipe: Recipe) -> None:
+    """Look at the test split before a training, so that what is wrong with its file is not told after it only.
+
+    Raises:
+        ConfigError, DataError: there is no such file, or it is malformed.
+    """
+    if recipe.task.measured_by != "loss":  # text has one source for all splits
+        recipe.task.size("test")
+
+
 def suffix_of(folder: Path, recipe: Recipe) -> str:
     """What the names of a recipe's results end in: its task's kind, if the folder's model was trained on another task."""
     trained = from_mapping(Recipe, load_yaml(folder / RECIPE)).task

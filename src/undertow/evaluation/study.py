@@ -27,7 +27,7 @@ from undertow.config import apply_overrides, from_mapping, load_yaml, to_mapping
 from undertow.errors import ConfigError, DivergedError
 from undertow.evaluation.figures import curves_figure
 from undertow.evaluation.report import table
-from undertow.evaluation.run import evaluate_folder, evaluate_loss
+from undertow.evaluation.run import check_test, evaluate_folder, evaluate_loss
 from undertow.files import write_text
 from undertow.training.build import quiet_libraries
 from undertow.training.log import diverged, read_log
@@ -35,6 +35,7 @@ from undertow.training.recipe import Recipe
 from undertow.training.run import LOG, MODEL, RECIPE, check_folder, run_folder, train, versions
 
 EVALUATIONS = ("accuracy.json", "loss.json")
+SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,13 @@ def study(settings: Study) -> str:
 
     Raises:
         ConfigError: a combination is no recipe.
+        DataError: a test file is malformed.
         CheckpointError: a run's folder was made by another recipe.
         UndertowError: a run cannot be made. Those that are under way are finished first.
     """
     recipes = settings.recipes()
+    for recipe in recipes.values():
+        check_test(recipe)
     jobs = [(recipe, seed) for seed in settings.seeds for recipe in recipes.values() if not finished(recipe, seed)]
     waiting, number = iter(jobs), 0
     with ProcessPoolExecutor(settings.workers, get_context("spawn")) as pool:
@@ -159,13 +163,21 @@ def study(settings: Study) -> str:
         "versions": versions(),
         "findings": [vars(one) for one in found],
     }
-    write_text(settings.folder / "summary.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_text(settings.folder / SUMMARY, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     text = findings_table(list(settings.axes), found)
     write_text(settings.folder / "summary.md", text + "\n")
     curves_figure(
         {one.labels: one.curves for one in found}, settings.folder / "losses.png", settings.name, "held-out loss (nats)"
     )
     return text
+
+
+def runs_in(path: Path) -> list[Path]:
+    """The folders of a finished study's runs, in the study's order; of any other folder, that folder itself."""
+    if not (path / SUMMARY).is_file():
+        return [path]
+    settings = from_mapping(Study, json.loads((path / SUMMARY).read_text(encoding="utf-8"))["study"])
+    return [path / recipe.name for recipe in settings.recipes().values()]
 
 
 def finished(recipe: Recipe, seed: int) -> bool:

@@ -60,7 +60,9 @@ def learn(attachment: Attachment) -> None:
             logits = observe(model, observer, cached, new)
             same = torch.equal(logits, expected) if logits.device.type == "cpu" else torch.allclose(logits, expected)
             if not torch.isfinite(expected).all():
-                raise CheckpointError("the model's outputs are not finite before anything is attached; its weights are broken")
+                raise CheckpointError(
+                    "the model's outputs are not finite before anything is attached; its weights are broken"
+                )
             if len(observer.recordings) != 2 or not same:
                 raise refuse(model, "running its layers one after another does not reproduce its outputs")
             calls.append(observer.recordings[1][0].calls)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -138,6 +139,18 @@ def split_of(text: str) -> Split:
 def paper_prompt(question: str, text: str) -> str:
     """Lay out a prompt as the TurboConn paper does (appendix A.4); the completion starts with a blank."""
     return f"Question: {question}\nInput: {text}\nAnswer:"
+
+
+def text_field(row: Mapping[str, object], name: str) -> str:
+    """Return a text of a data set's row; raises ValueError, to be completed with the row's place, if there is none."""
+    if name not in row:
+        raise ValueError(f"the row has no {name!r}, only {', '.join(map(repr, row)) or 'nothing at all'}")
+    value = row[name]
+    if not isinstance(value, str):
+        raise ValueError(f"{name!r} is {str(value)[:80]} without quotes, but must be a text")
+    if not value.strip():
+        raise ValueError(f"{name!r} is empty")
+    return value
 
 
 def first_line(text: str) -> str:

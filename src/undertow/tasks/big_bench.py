@@ -12,9 +12,10 @@ from typing import ClassVar, NamedTuple, get_args
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
-from undertow.tasks.base import Task, Template, check_split, first_line, paper_prompt
+from undertow.tasks.base import Task, Template, check_split, first_line, paper_prompt, text_field
 from undertow.tasks.example import Example, Split
 
+_EXPRESSION = re.compile(r"[-+*()\d =]+", re.ASCII)
 _NUMBER = re.compile(r"[-+]?\d+", re.ASCII)
 
 
@@ -112,9 +113,14 @@ def _read(path: Path, modified: int) -> tuple[_Expression, ...]:
         raise DataError(f"{path} holds no list 'examples'; give the benchmark's JSON file.")
     found = []
     for number, row in enumerate(rows):
-        text, target = (row.get("input"), row.get("target")) if isinstance(row, dict) else (None, None)
-        if not isinstance(text, str) or not isinstance(target, str):
+        if not isinstance(row, dict):
             raise DataError(f"{path}, example {number}: expected the texts 'input' and 'target', found {str(row)[:80]!r}.")
+        try:
+            text, target = text_field(row, "input"), text_field(row, "target")
+        except ValueError as error:
+            raise DataError(f"{path}, example {number}: {error}; correct or remove it.") from error
+        if not _EXPRESSION.fullmatch(text):
+            raise DataError(f"{path}, example {number}: expected numbers, + - * and () as 'input', found {text[:80]!r}.")
         if not _NUMBER.fullmatch(target.strip()):
             raise DataError(f"{path}, example {number}: expected a whole number as 'target', found {target!r}.")
         found.append(_Expression(text.strip(), int(target)))

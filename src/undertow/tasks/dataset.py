@@ -62,8 +62,8 @@ class TaskDataset(Dataset[dict[str, list[int]]]):
         tokens = len(item["input_ids"])
         if self.max_tokens is not None and tokens > self.max_tokens:
             raise DataError(
-                f"The {self.task.kind} {self.split} example {index} has {tokens} tokens, but max_tokens is "
-                f"{self.max_tokens}; raise it, or skip such examples with overlong='skip'."
+                f"The {self.task.kind} {self.split} example {index} has {tokens} tokens, but at most {self.max_tokens} may "
+                "be read; leave such examples out: training.max_tokens in a recipe, overlong='skip' in Python."
             )
         return item
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
-from undertow.tasks.base import Task, check_split, first_line, paper_prompt, split_of
+from undertow.tasks.base import Task, check_split, first_line, paper_prompt, split_of, text_field
 from undertow.tasks.example import Example, Split
 
 _QUESTION = "Answer the math question."
@@ -205,10 +205,9 @@ def _parse_json(line: str) -> _Problem:
 
 
 def _parse_row(row: object, line: str) -> _Problem:
-    question, answer = (row.get("question"), row.get("answer")) if isinstance(row, dict) else (None, None)
-    if not isinstance(question, str) or not isinstance(answer, str):
+    if not isinstance(row, dict):
         raise ValueError(f"expected an object with the texts 'question' and 'answer', found {_shown(line)}")
-    assert isinstance(row, dict)
+    question, answer = text_field(row, "question"), text_field(row, "answer")
     chain = row.get("chain")
     if chain is not None and not isinstance(chain, str):
         raise ValueError(f"expected a text as 'chain', found {_shown(str(chain))}")
@@ -226,6 +225,8 @@ def _parse_row(row: object, line: str) -> _Problem:
 def _parse_text(line: str) -> _Problem:
     question, bars, answer = line.rpartition("||")
     solution, mark, number = answer.rpartition(_ANSWER_MARK)
+    if bars and not question.strip():
+        raise ValueError("the question before '||' is empty")
     if not bars or not mark:
         raise ValueError(f"expected 'question||steps #### answer', found {_shown(line)}")
     if _CALCULATOR_MARK.sub("", solution).strip():

@@ -279,6 +279,13 @@ def loops(model: Any) -> bool:
     return isinstance(model, HuginnForCausalLM) or any(".recurrence.loop" in name for name, _ in model.named_modules())
 
 
+def context_of(model: Any) -> int | None:
+    """The most tokens that a model is made to read; None if its config does not say."""
+    config = getattr(model, "config", None)
+    found = None if config is None else getattr(config.get_text_config(), "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
+
+
 def has_recurrence(model: Any) -> bool:
     return any(".recurrence." in name for name, _ in model.named_parameters())
 

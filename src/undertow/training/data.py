@@ -19,17 +19,21 @@ BUCKET_BATCHES = 50
 
 
 def training_set(
-    task: Task, tokenizer: PreTrainedTokenizerBase, section: TrainingSection, seed: int
+    task: Task, tokenizer: PreTrainedTokenizerBase, section: TrainingSection, seed: int, context: int | None = None
 ) -> tuple[Subset[dict[str, list[int]]], int]:
     """The examples of the whole training in their order, and how many of the split were too long.
 
     A pure function of its arguments, so that a resumed run goes on with the batch after the last one. A finite number of
     examples is shuffled anew for each pass. The training has as many examples as fill its optimiser steps.
 
+    `context` is the most tokens that the model reads. An example of more is an error when its turn comes, unless
+    training.max_tokens leaves it out.
+
     Raises:
-        ConfigError: epochs of a task that has no end.
+        ConfigError: epochs of a task that has no end, or a training.max_tokens beyond the context.
         DataError: every example is too long.
     """
+    limit = most_tokens(section, context)
     a_step = section.batch * section.accumulate
     wanted = section.steps * a_step
     size = task.size("train", tokenizer)
@@ -44,7 +48,7 @@ def training_set(
         "train",
         tokenizer,
         wanted if endless else count,
-        max_tokens=section.max_tokens,
+        max_tokens=limit,
         overlong="error" if section.max_tokens is None else "skip",
     )
     if not len(dataset):
@@ -65,6 +69,19 @@ def training_set(
     if section.bucket_by_length:
         order = list(bucketed(order, dataset.lengths(), section.batch, generator))
     return Subset(dataset, order), dataset.skipped
+
+
+def most_tokens(section: TrainingSection, context: int | None) -> int | None:
+    """The most tokens of an example: training.max_tokens, or what the model can read.
+
+    Raises:
+        ConfigError: the model cannot read so many.
+    """
+    if section.max_tokens is not None and context is not None and section.max_tokens > context:
+        raise ConfigError(
+            f"training.max_tokens is {section.max_tokens}, but the model reads {context} tokens at most; lower it to that"
+        )
+    return context if section.max_tokens is None else section.max_tokens
 
 
 def bucketed(order: Sequence[int], lengths: Sequence[int], batch: int, generator: random.Random) -> Iterator[int]:

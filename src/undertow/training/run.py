@@ -12,7 +12,7 @@ import sys
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -27,8 +27,8 @@ from undertow.host.attach import find_attachment
 from undertow.pathways import TurboConn
 from undertow.solvers import Sequential
 from undertow.tasks import PadCollator, TaskDataset
-from undertow.training.build import build, has_recurrence, quiet_libraries
-from undertow.training.data import training_set
+from undertow.training.build import build, context_of, has_recurrence, quiet_libraries
+from undertow.training.data import most_tokens, training_set
 from undertow.training.depth import DepthTraining
 from undertow.training.gates import GateLog
 from undertow.training.log import Progress, RunLog
@@ -67,9 +67,10 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
     if section.threads is not None:
         torch.set_num_threads(section.threads)
     built, tokenizer = build(recipe, seed)
-    dataset, skipped = training_set(recipe.task, tokenizer, section, seed)
+    context = context_of(built)
+    dataset, skipped = training_set(recipe.task, tokenizer, section, seed, context)
     a_step = section.batch * section.accumulate
-    held_out = held_out_set(recipe, tokenizer)
+    held_out = held_out_set(recipe, tokenizer, context)
     checkpoint = last_checkpoint(folder)
 
     save_yaml(recipe, folder / RECIPE)
@@ -227,7 +228,7 @@ def arguments(
     )
 
 
-def held_out_set(recipe: Recipe, tokenizer: Any) -> TaskDataset:
+def held_out_set(recipe: Recipe, tokenizer: Any, context: int | None = None) -> TaskDataset:
     """The first examples of the valid split.
 
     Raises:
@@ -235,10 +236,9 @@ def held_out_set(recipe: Recipe, tokenizer: Any) -> TaskDataset:
     """
     size = recipe.task.size("valid", tokenizer)
     count = recipe.training.evaluate_examples if size is None else min(recipe.training.evaluate_examples, size)
-    limit = recipe.training.max_tokens
-    examples = TaskDataset(
-        recipe.task, "valid", tokenizer, count, max_tokens=limit, overlong="error" if limit is None else "skip"
-    )
+    overlong: Literal["error", "skip"] = "error" if recipe.training.max_tokens is None else "skip"
+    limit = most_tokens(recipe.training, context)
+    examples = TaskDataset(recipe.task, "valid", tokenizer, count, max_tokens=limit, overlong=overlong)
     if len(examples):
         examples[0]
     return examples

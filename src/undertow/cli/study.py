@@ -1,0 +1,34 @@
+"""undertow study"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from undertow.cli.command import Command
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("study", type=Path, help="YAML file")
+
+
+def run(options: argparse.Namespace, overrides: list[str]) -> None:
+    from undertow.config import apply_overrides, from_mapping, load_yaml
+    from undertow.evaluation.study import Study, study
+
+    print(study(from_mapping(Study, apply_overrides(load_yaml(options.study), overrides))))
+
+
+def settings() -> type:
+    from undertow.evaluation.study import Study
+
+    return Study
+
+
+STUDY = Command(
+    "study",
+    "Train and evaluate every combination of some choices with every seed: a table and a figure.",
+    arguments,
+    run,
+    settings,
+)

@@ -1,0 +1,34 @@
+"""undertow train"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from undertow.cli.command import Command, recipe_settings
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", type=Path, help="YAML file")
+    parser.add_argument("--dry-run", action="store_true", help="train nothing: check the recipe and tell what it would cost")
+
+
+def run(options: argparse.Namespace, overrides: list[str]) -> None:
+    from undertow.evaluation.run import check_test, evaluate
+    from undertow.training.run import load_recipe, run_folder, train
+
+    recipe = load_recipe(options.recipe, overrides)
+    if options.dry_run:
+        from undertow.training.dry_run import dry_run
+
+        print(dry_run(recipe))
+        return
+    check_test(recipe)
+    for seed in recipe.seeds:
+        print(train(recipe, seed))
+    print(evaluate(run_folder(recipe, recipe.seeds[0]).parent, []))
+
+
+TRAIN = Command(
+    "train", "Train a recipe, once for each of its seeds, and evaluate what it trained.", arguments, run, recipe_settings
+)
