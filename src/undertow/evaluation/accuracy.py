@@ -12,7 +12,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError
-from undertow.tasks import Example, PadCollator, Split, Task
+from undertow.tasks import Example, PadCollator, Split, Task, model_inputs
 from undertow.tasks.encode import IGNORED, encode, encode_prompt
 
 
@@ -109,7 +109,7 @@ def label_accuracy(
     with evaluating(model):
         for start in progress(range(0, len(examples), batch), "labelling"):
             items = collate([encode(example, tokenizer) for example in examples[start : start + batch]])
-            inputs = {name: items[name].to(model.device) for name in ("input_ids", "attention_mask")}
+            inputs = model_inputs(items, model.device)
             predicted = model(**inputs, use_cache=False).logits[:, :-1].argmax(-1).cpu()
             labels = items["labels"][:, 1:]  # as the loss has it
             labelled = labels != IGNORED

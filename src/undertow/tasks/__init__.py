@@ -3,7 +3,7 @@
 from undertow.tasks.arithmetic import MultiStepArithmetic
 from undertow.tasks.base import GeneratedTask, PromptedTask, Task, split_of
 from undertow.tasks.big_bench import BigBenchArithmetic
-from undertow.tasks.dataset import PadCollator, TaskDataset
+from undertow.tasks.dataset import PadCollator, TaskDataset, model_inputs, real_tokens
 from undertow.tasks.encode import encode, encode_prompt
 from undertow.tasks.example import Example, Split
 from undertow.tasks.groups import GroupTracking
@@ -52,5 +52,7 @@ __all__ = [
     "character_tokenizer",
     "encode",
     "encode_prompt",
+    "model_inputs",
+    "real_tokens",
     "split_of",
 ]
