@@ -76,17 +76,13 @@ def documents(sources: Sources) -> Iterator[Document]:
 
 def _of_hub(name: str, column: str) -> Iterator[Document]:
     """A data set's own validation and test splits if it has both, or else its train split, divided by each text's hash."""
-    splits = load_splits(name, streaming=True)
-    held_out = next((each for each in ("validation", "valid") if each in splits), None)
-    if "train" not in splits:
-        raise DataError(f"the data set {name} has no train split, but {', '.join(splits)}; give another one.")
-    own: dict[str, Split] = {"train": "train"}
-    if held_out is not None and "test" in splits:
-        own |= {held_out: "valid", "test": "test"}
-    for theirs, split in own.items():
-        for number, row in enumerate(splits[theirs]):
-            text = _text_of(row, column, f"{name}, {theirs} row {number}")
-            yield Document(split if len(own) > 1 else split_of(text), text, True)
+    splits, own = load_splits(name, streaming=True)
+    divided = len(own) < 3
+    for split, theirs in own.items():
+        if split == "train" or not divided:
+            for number, row in enumerate(splits[theirs]):
+                text = _text_of(row, column, f"{name}, {theirs} row {number}")
+                yield Document(split_of(text) if divided else split, text, True)
 
 
 def _text_of(row: object, column: str, where: str) -> str:

@@ -40,6 +40,8 @@ class RowsTask(Task):
 
     items: ClassVar[str] = "rows"
     """What messages call what a file holds."""
+    holds_out_test: ClassVar[bool] = False
+    """Whether the test split, if there is none, is held out of train like the valid one."""
 
     train: str | None = None
     """Path of the file with what is trained on."""
@@ -48,8 +50,8 @@ class RowsTask(Task):
     valid: str | None = None
     """Path of a file for validation. If absent, a fixed twentieth of the train file is held out."""
     hub: str | None = None
-    """Name of a data set of the Hugging Face hub, for the splits without a file, as path or path:configuration; or a
-    folder that datasets can load."""
+    """Name of a data set of the Hugging Face hub, for the splits without a file: path, path:configuration or, where what is
+    to be trained on is not called train, path:configuration:split. Or a folder that datasets can load."""
 
     @abstractmethod
     def parse(self, row: Any) -> Any:
@@ -89,25 +91,26 @@ class RowsTask(Task):
     def _loaded(self, split: Split) -> Loaded:
         check_split(split)
         paths: dict[str, str | None] = {"train": self.train, "valid": self.valid, "test": self.test}
-        if paths[split] is None and self.hub is not None and (split != "valid" or self.train is None):
-            return _load_hub(self, self.hub, split)
-        name = "train" if split == "valid" and self.valid is None else split
+        may_be: tuple[Split, ...] = ("valid", "test") if self.holds_out_test else ("valid",)
+        held = tuple(each for each in may_be if paths[each] is None)
+        name = "train" if split in held else split
         path = paths[name]
+        if path is None and self.hub is not None:
+            return _load_hub(self, self.hub, split, held)
         if path is None:
             raise ConfigError(f"The {split} split needs the field {name!r} of {self.kind}; give it the path of a file.")
-        part = split if name == "train" and self.valid is None else None
         try:
             file = Path(path).expanduser()
-            return _load_file(self, file, file.stat().st_mtime_ns, part)
+            return _load_file(self, file, file.stat().st_mtime_ns, split if name == "train" else None, held)
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}); check the path of the {name} file.") from error
 
 
 @lru_cache(maxsize=8)
-def _load_file(task: RowsTask, path: Path, modified: int, part: Split | None) -> Loaded:
-    """Read a file, or the train or valid part of one; `modified` makes a changed file be read again."""
-    if part is not None:
-        return _part_of(task, _load_file(task, path, modified, None), part)
+def _load_file(task: RowsTask, path: Path, modified: int, part: Split | None, held: tuple[Split, ...] = ()) -> Loaded:
+    """Read a file, or a part of the train file; `modified` makes a changed one be read again."""
+    if part is not None and held:
+        return _part_of(task, _load_file(task, path, modified, None), part, held)
     found = _parsed(task, rows_of(path), "; correct or remove the line.")
     if not found.items:
         raise DataError(f"{path} holds no {task.items}{_why(found.left_out)}; give a file with one a line.")
@@ -115,17 +118,17 @@ def _load_file(task: RowsTask, path: Path, modified: int, part: Split | None) ->
 
 
 @lru_cache(maxsize=8)
-def _load_hub(task: RowsTask, name: str, split: Split) -> Loaded:
-    """Read one split of a data set of the hub. Without a validation split, the valid one is held out of train."""
-    splits = load_splits(name)
-    held_out = next((each for each in ("validation", "valid") if each in splits), None)
-    theirs = {"train": "train", "valid": held_out or "train", "test": "test"}[split]
-    if theirs not in splits:
-        raise DataError(f"the data set {name} has no {theirs} split, but {', '.join(splits)}; give a file for it.")
+def _load_hub(task: RowsTask, name: str, split: Split, held: tuple[Split, ...]) -> Loaded:
+    """Read one split of a data set of the hub. The `held` ones that it does not have are held out of train."""
+    splits, own = load_splits(name)
+    held = tuple(each for each in held if each not in own)
+    theirs = own.get("train" if split in held else split)
+    if theirs is None:
+        raise DataError(f"the data set {name} has no {split} split, but {', '.join(splits)}; give a file for it.")
     found = _parsed(task, ((f"{name}, {theirs} row {n}", row) for n, row in enumerate(splits[theirs])), ".")
     if not found.items:
         raise DataError(f"the {theirs} split of {name} holds no {task.items}{_why(found.left_out)}; give another data set.")
-    return _part_of(task, found, split) if held_out is None and theirs == "train" else found
+    return _part_of(task, found, split, held) if theirs == own["train"] and held else found
 
 
 def _parsed(task: RowsTask, rows: Iterable[tuple[str, Any]], mend: str) -> Loaded:
@@ -140,8 +143,10 @@ def _parsed(task: RowsTask, rows: Iterable[tuple[str, Any]], mend: str) -> Loade
     return Loaded(tuple(items), dict(left_out))
 
 
-def _part_of(task: RowsTask, whole: Loaded, part: Split) -> Loaded:
-    kept = tuple(item for item in whole.items if (split_of(task.key(item)) == "valid") == (part == "valid"))
+def _part_of(task: RowsTask, whole: Loaded, part: Split, held: tuple[Split, ...]) -> Loaded:
+    """The train part of all rows, or one that is held out of them."""
+    splits = (split_of(task.key(item)) for item in whole.items)
+    kept = tuple(item for item, own in zip(whole.items, splits, strict=True) if (own if own in held else "train") == part)
     return Loaded(kept, whole.left_out if part == "train" else {})
 
 
@@ -185,8 +190,10 @@ def _rows_of_list(path: Path) -> Iterator[tuple[str, Any]]:
         yield f"{path}, row {number}", row
 
 
-def load_splits(name: str, streaming: bool = False) -> Any:
-    """The splits of a data set, by name: of the hub, as path or path:configuration, or of a folder.
+def load_splits(name: str, streaming: bool = False) -> tuple[Any, dict[Split, str]]:
+    """The splits of a data set by name, of the hub or of a folder, and what it calls those of ours that it has.
+
+    `name` is path, path:configuration or path:configuration:split, where split is what stands for train.
 
     Raises:
         ConfigError: the package datasets is missing.
@@ -196,11 +203,23 @@ def load_splits(name: str, streaming: bool = False) -> Any:
         import datasets
     except ImportError as error:
         raise ConfigError("hub needs the package datasets; install it with: pip install datasets") from error
-    path, _, configuration = name.partition(":")
+    path, _, rest = name.partition(":")
+    configuration, _, train = rest.partition(":")
     try:
-        return datasets.load_dataset(path, configuration or None, streaming=streaming)
+        splits = datasets.load_dataset(path, configuration or None, streaming=streaming)
     except Exception as error:  # hub, network and parser raise any kind
         raise DataError(f"the data set {name} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+    train = train or "train"
+    if train not in splits:
+        raise DataError(
+            f"the data set {name} has no {train} split, but {', '.join(splits)}; name one as path:configuration:split."
+        )
+    own: dict[Split, str] = {"train": train}
+    others: tuple[tuple[str, Split], ...] = (("validation", "valid"), ("valid", "valid"), ("test", "test"))
+    for theirs, split in others:
+        if theirs in splits and theirs != train:
+            own.setdefault(split, theirs)
+    return splits, own
 
 
 def shown(value: object) -> str:
