@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from undertow.errors import ConfigError, DataError
+from undertow.evaluation.accuracy import accuracy_by_length
 from undertow.tasks import Example, HotpotQA, character_tokenizer, encode
 from undertow.tasks.encode import IGNORED
+from undertow.training.build import from_scratch
+from undertow.training.recipe import ModelSection
 
 GIVEN = {"question": "Who wrote it?", "steps": ["It is Hamlet.", "Hamlet is by the Bard."], "answer": "The Bard"}
 RELEASED = {
@@ -106,3 +110,20 @@ def test_files_that_hold_no_list_are_refused(tmp_path: Path) -> None:
             HotpotQA(test=str(path)).size("test")
     with pytest.raises(ConfigError, match="trace is 'all', but must be one of written, given, none"):
         HotpotQA(trace="all")  # type: ignore[arg-type]
+
+
+def test_tokens_are_scored_beside_whole_answers(tmp_path: Path) -> None:
+    task = HotpotQA(test=written(tmp_path / "a.jsonl", GIVEN, GIVEN | {"answer": "Me"}), trace="given")
+    tokenizer = character_tokenizer("".join(map(chr, range(32, 127))) + "\n")
+    torch.manual_seed(0)
+    model = from_scratch(ModelSection(width=16, heads=2, positions=256), tokenizer)
+    (found,) = accuracy_by_length(model, tokenizer, task)
+    right = total = 0
+    for index in range(2):
+        item = encode(task.example("test", index), tokenizer)
+        with torch.no_grad():
+            likeliest = model.eval()(torch.tensor([item["input_ids"]])).logits[0, :-1].argmax(-1).tolist()
+        pairs = [(a, b) for a, b in zip(likeliest, item["labels"][1:], strict=True) if b != IGNORED]
+        right, total = right + sum(a == b for a, b in pairs), total + len(pairs)
+    assert (found.right_symbols, found.symbols) == (right, total) and total == len(" The Bard") + len(" Me") + 2
+    assert (found.correct, found.total) == (0, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ class Accuracy:
         length: the task's own size; None for a whole data set.
         temperature: of the sampling; 0 for greedy answers.
         correct, total: answers, or sequences all of whose labels are right.
-        right_symbols, symbols: single labels; None for generated answers.
+        right_symbols, symbols: single labels, or tokens of right answers for a task that scores them; None for others.
     """
 
     length: int | None
@@ -96,7 +96,11 @@ def accuracy_by_length(
         answers = generate(model, tokenizer, asked, batch, temperature, max_new_tokens)
         torch.random.set_rng_state(generator_state)
         correct = sum(task.score(example, answer) for example, answer in zip(asked, answers, strict=True))
-        results.append(Accuracy(length, temperature, correct, count))
+        found = Accuracy(length, temperature, correct, count)
+        if task.scores_tokens and not temperature:
+            tokens = label_accuracy(model, tokenizer, asked, batch, length)
+            found = replace(found, right_symbols=tokens.right_symbols, symbols=tokens.symbols)
+        results.append(found)
     return results
 
 

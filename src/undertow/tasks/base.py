@@ -33,6 +33,8 @@ class Task(ABC):
     kind: ClassVar[str]
     measured_by: ClassVar[Measure] = "answers"
     """What evaluation measures: generated answers, the labels of all positions, or the loss a token."""
+    scores_tokens: ClassVar[bool] = False
+    """Whether evaluation also counts the tokens of right answers that are the likeliest ones after all before them."""
 
     @abstractmethod
     def size(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> int | None:

@@ -32,6 +32,7 @@ class HotpotQA(RowsTask):
 
     kind: ClassVar[str] = "hotpotqa"
     items: ClassVar[str] = "questions"
+    scores_tokens: ClassVar[bool] = True
 
     trace: Trace = "written"
     """written: the completion is the trace and then the answer, and both carry the loss, as in the paper. given: the trace
