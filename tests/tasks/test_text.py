@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from undertow.errors import ConfigError, DataError
 from undertow.tasks import PadCollator, TaskDataset, Text, character_tokenizer
-from undertow.tasks import text as text_module
+from undertow.tasks import tokens as tokens_module
 
 SHAKESPEARE = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "tinyshakespeare.txt"
 SPLITS: Any = ("train", "valid", "test")
@@ -99,11 +99,11 @@ def test_every_file_gives_to_every_split(tmp_path: Path) -> None:
 @given(text=st.text(st.sampled_from("ab \n\u00e9"), min_size=60, max_size=400), piece=st.integers(1, 40))
 @settings(max_examples=30, deadline=None)
 def test_pieces_are_joined_again(text: str, piece: int) -> None:
-    before, text_module._PIECE = text_module._PIECE, piece
+    before, tokens_module.PIECE = tokens_module.PIECE, piece
     try:
-        pieces = list(text_module._pieces(text))
+        pieces = list(tokens_module._pieces(text))
     finally:
-        text_module._PIECE = before
+        tokens_module.PIECE = before
     assert "".join(pieces) == text
     assert all(each.endswith("\n") and len(each) > piece for each in pieces[:-1])
 

@@ -1,17 +1,20 @@
 """`undertow train --dry-run` on the full-scale recipes and tiny ones: counts against hand computations, no files written."""
 
+import json
+import math
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
+from transformers import LlamaConfig
 
 from undertow.cli.main import main
 from undertow.config import from_mapping, load_yaml
 from undertow.evaluation.study import Study
 from undertow.solvers import Jacobi, Scan, Sequential
-from undertow.tasks import character_tokenizer
-from undertow.training.build import build, tokenizer_for
+from undertow.tasks import Text, character_tokenizer
+from undertow.training.build import build, load_tokenizer, tokenizer_for
 from undertow.training.dry_run import dry_run, estimate, on_meta, passes
 from undertow.training.run import load_recipe
 
@@ -24,6 +27,10 @@ PARAMETERS = {
     "t2mlr-135m-1-30": 134_515_008 + FUSION,
     "t2mlr-135m-baseline": 136_383_272,
     "t2mlr-135m-pause": 136_383_272 + 584,
+    "t2mlr-370m-9-24": 361_821_120 + 5 * 960**2 + 2 * 960 + 2,
+    "t2mlr-370m-baseline": 367_851_472,
+    "t2mlr-1b-9-24": 983_144_000 + 5 * 1600**2 + 2 * 1600 + 2,
+    "t2mlr-1b-baseline": 997_891_160,
 }
 
 
@@ -33,11 +40,35 @@ def local(tmp_path: Path) -> list[str]:
     text = "".join(f"line {number} of some text\n" for number in range(4000))
     (tmp_path / "text.txt").write_text(text)
     character_tokenizer(text).save_pretrained(tmp_path / "tokenizer")
-    return [f"--task.files=[{tmp_path / 'text.txt'}]", f"--model.tokenizer={tmp_path / 'tokenizer'}"]
+    files = ["--task.hub=null", f"--task.files=[{tmp_path / 'text.txt'}]", f"--task.cache={tmp_path / 'tokens'}"]
+    return [*files, f"--model.tokenizer={tmp_path / 'tokenizer'}"]
 
 
 def test_every_full_scale_recipe_is_checked() -> None:
     assert {path.stem for path in RECIPES.glob("t2mlr-*.yaml")} == set(PARAMETERS)
+    for name in PARAMETERS:  # by name: what is trained on is streamed, packed and kept
+        task = load_recipe(RECIPES / f"{name}.yaml", []).task
+        assert isinstance(task, Text) and task.hub and task.cache and task.context == 2048
+
+
+def test_openmath_retrofit(tmp_path: Path) -> None:
+    """SmolLM2-1.7B-Instruct's shape with T²MLR(5, 20), on rows as released; epochs count what is short enough."""
+    tokenizer = character_tokenizer("abcdefghijklmnopqrstuvwxyz: ")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + m['content'] + eos_token }}{% endfor %}"
+    tokenizer.save_pretrained(tmp_path)
+    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 32}
+    LlamaConfig(vocab_size=49152, tie_word_embeddings=True, **shape).save_pretrained(tmp_path)
+    rows = [{"problem": f"{'a' * (i % 26)}", "generated_solution": "b" * (5000 if i == 3 else 9)} for i in range(600)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = [f"--model.path={tmp_path}", "--task.hub=null", f"--task.train={tmp_path / 'chats.jsonl'}"]
+    recipe = load_recipe(RECIPES / "smollm2-1.7b-t2mlr-openmath.yaml", given)
+    found = estimate(recipe, on_meta(recipe, load_tokenizer(str(tmp_path))), load_tokenizer(str(tmp_path)))
+    assert found.parameters == found.trained == 1_711_376_384 + 5 * 2048**2 + 2 * 2048 + 2
+    assert found.left_out == 1 / 32 and found.size is not None and 300 < found.size < 600
+    steps = math.ceil(found.size * 31 / 32 / 256)
+    assert found.total_tokens == pytest.approx(steps * 256 * found.tokens) and found.tokens < 100
+    text = dry_run(recipe)
+    assert "3 %" in text and f"{found.size:,}" in text
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -51,6 +82,8 @@ def test_full_scale_recipes(name: str, local: list[str]) -> None:
     each = 2 if "pause" in name else 1
     assert found.tokens == 2048 * each and found.total_tokens == pytest.approx(1e10 * each, rel=1e-3)
     assert found.weights == 16 * PARAMETERS[name]
+    assert recipe.training.batch * recipe.training.accumulate == 256
+    assert not (Path(recipe.task.cache)).exists(), "a look must not tokenize everything"  # type: ignore[union-attr]
     costs = found.training / found.forward
     if "baseline" in name or "pause" in name:
         assert costs == pytest.approx(3)

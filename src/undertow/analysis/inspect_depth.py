@@ -39,7 +39,7 @@ from undertow.evaluation.run import seed_folders
 from undertow.files import write_text
 from undertow.host.attach import find_attachment
 from undertow.models import HuginnForCausalLM
-from undertow.tasks import PadCollator, TaskDataset
+from undertow.tasks import PadCollator, TaskDataset, real_tokens
 from undertow.training.build import load, quiet_libraries
 from undertow.training.recipe import Recipe
 from undertow.training.run import MODEL, RECIPE
@@ -85,11 +85,11 @@ def inspect_depth(run: Path, examples: int) -> str:
     distances = convergence(states)
     apart = path_independence(model, batch, end)
     kinds = behaviours(states)
-    row = int(batch["attention_mask"][0].argmax())  # where the first row's text begins
+    real = real_tokens(batch)
+    row = int(real[0].long().argmax())  # where the first row's text begins
     ids = batch["input_ids"][0, row:]
     words = [str(tokenizer.decode([int(token)])) or "·" for token in ids]
     lens = iteration_logits(model, batch, mean)[:, 0, row:]
-    real = batch["attention_mask"].bool()
 
     output = folder / "depth"
     figures(output, losses, accuracies, mean, exits, distances[:, 0, row:], words)

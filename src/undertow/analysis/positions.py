@@ -10,6 +10,7 @@ import torch
 from undertow.evaluation.accuracy import evaluating
 from undertow.host.attach import find_attachment, find_pathway
 from undertow.solvers import Sequential
+from undertow.tasks import model_inputs, real_tokens
 from undertow.tasks.encode import IGNORED
 from undertow.training.solver_gap import loss_and_states
 
@@ -20,12 +21,12 @@ def loss_by_position(model: Any, batches: Sequence[Batch]) -> dict[int, float]:
     """The mean loss of what is predicted from each position, over rows and batches; positions without labels are left out.
 
     Args:
-        batches: what the model is called with: input_ids, attention_mask and labels ``[B, T]``, padded on the right.
+        batches: what `PadCollator` makes: input_ids and labels ``[B, T]``, padded on the right.
     """
     totals: dict[int, tuple[float, int]] = {}
     with evaluating(model):
         for batch in batches:
-            inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
+            inputs = model_inputs(batch, model.device)
             logits = model(**inputs, use_cache=False).logits[:, :-1].float()
             labels = batch["labels"][:, 1:].to(logits.device)
             losses = torch.nn.functional.cross_entropy(
@@ -52,10 +53,11 @@ def state_norms(model: Any, batches: Sequence[Batch]) -> dict[int, float]:
     totals: dict[int, tuple[float, int]] = {}
     with evaluating(model):
         for batch in batches:
-            inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
+            inputs: dict[str, Any] = {name: tensor.to(model.device) for name, tensor in batch.items()}
+            inputs["use_cache"] = False  # with a cache, packed documents would see each other
             _, states = loss_and_states(model, attachment, inputs, Sequential())
             sizes = states.float().pow(2).mean(-1).sqrt()  # [B, T]
-            present = inputs["attention_mask"].bool()
+            present = real_tokens(inputs)
             for position in range(lag, sizes.shape[1]):
                 own = sizes[:, position][present[:, position]]
                 before = totals.get(position, (0.0, 0))

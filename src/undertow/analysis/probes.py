@@ -16,6 +16,7 @@ from torch import nn
 from undertow.errors import ConfigError
 from undertow.evaluation.accuracy import evaluating
 from undertow.host.support import find_stack
+from undertow.tasks import model_inputs
 from undertow.tasks.encode import IGNORED
 
 Batch = Mapping[str, torch.Tensor]
@@ -51,7 +52,7 @@ def layer_outputs(model: Any, batches: Sequence[Batch]) -> tuple[list[torch.Tens
     labels = []
     with evaluating(model):
         for batch in batches:
-            inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
+            inputs = model_inputs(batch, model.device)
             with recording(list(layers._modules.values())) as pieces:
                 model(**inputs, use_cache=False)
             following = batch["labels"][:, 1:].to(model.device)

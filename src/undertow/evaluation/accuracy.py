@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
-from undertow.tasks import Example, PadCollator, Split, Task
+from undertow.tasks import Example, PadCollator, Split, Task, model_inputs
 from undertow.tasks.encode import IGNORED, encode, encode_prompt
 from undertow.training.build import context_of
 
@@ -25,7 +25,7 @@ class Accuracy:
         length: the task's own size; None for a whole data set.
         temperature: of the sampling; 0 for greedy answers.
         correct, total: answers, or sequences all of whose labels are right.
-        right_symbols, symbols: single labels; None for generated answers.
+        right_symbols, symbols: single labels, or tokens of right answers for a task that scores them; None for others.
     """
 
     length: int | None
@@ -97,7 +97,11 @@ def accuracy_by_length(
         answers = generate(model, tokenizer, asked, batch, temperature, max_new_tokens)
         torch.random.set_rng_state(generator_state)
         correct = sum(task.score(example, answer) for example, answer in zip(asked, answers, strict=True))
-        results.append(Accuracy(length, temperature, correct, count))
+        found = Accuracy(length, temperature, correct, count)
+        if task.scores_tokens and not temperature:
+            tokens = label_accuracy(model, tokenizer, asked, batch, length)
+            found = replace(found, right_symbols=tokens.right_symbols, symbols=tokens.symbols)
+        results.append(found)
     return results
 
 
@@ -111,7 +115,7 @@ def label_accuracy(
     with evaluating(model):
         for start in progress(range(0, len(examples), batch), "labelling"):
             items = collate([encode(example, tokenizer) for example in examples[start : start + batch]])
-            inputs = {name: items[name].to(model.device) for name in ("input_ids", "attention_mask")}
+            inputs = model_inputs(items, model.device)
             predicted = model(**inputs, use_cache=False).logits[:, :-1].argmax(-1).cpu()
             labels = items["labels"][:, 1:]  # as the loss has it
             labelled = labels != IGNORED

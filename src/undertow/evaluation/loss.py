@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from undertow.evaluation.accuracy import evaluating, progress
 from undertow.evaluation.report import table
-from undertow.tasks import PadCollator, Split, Task, TaskDataset
+from undertow.tasks import PadCollator, Split, Task, TaskDataset, model_inputs
 from undertow.tasks.encode import IGNORED
 
 
@@ -59,7 +59,7 @@ def loss_per_token(
     with evaluating(model):
         for start in progress(range(0, windows, batch), "measuring"):
             items = collate([dataset[i] for i in range(start, min(start + batch, windows))])
-            inputs = {name: items[name].to(model.device) for name in ("input_ids", "attention_mask")}
+            inputs = model_inputs(items, model.device)
             logits = model(**inputs, use_cache=False).logits[:, :-1].float()
             labels = items["labels"][:, 1:].to(logits.device)
             total += float(

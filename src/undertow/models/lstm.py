@@ -60,14 +60,18 @@ class LSTMForCausalLM(WholeSequenceModel):
         labels: torch.Tensor | None = None,
         return_dict: bool | None = None,
         use_cache: bool | None = None,
+        position_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutput:
         """Logits ``[B, T, V]`` for ids ``[B, T]``, and the loss if there are labels ``[B, T]``, not shifted.
 
-        Padding, on either side, is passed over: the state before it goes on after it.
+        Padding, on either side, is passed over: the state before it goes on after it. Where `position_ids` ``[B, T]`` are 0
+        a packed document begins, and the state is that of the start; there is no mask then.
         """
         embedded = self.embed_tokens(input_ids)
-        if attention_mask is None or bool(attention_mask.all()):
+        if attention_mask is None and position_ids is not None:
+            hidden = self._by_document(embedded, position_ids)
+        elif attention_mask is None or bool(attention_mask.all()):
             hidden = self.layers(embedded)[0]
         else:
             # Each row's own tokens first, in their order; what padding puts out is never looked at.
@@ -79,6 +83,18 @@ class LSTMForCausalLM(WholeSequenceModel):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutput(loss=loss, logits=logits)
+
+    def _by_document(self, embedded: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """The layers' output ``[B, T, D]`` with each document read on its own, as a row of a padded batch."""
+        begins = position_ids.expand(embedded.shape[:2]) == 0
+        begins = torch.cat([torch.ones_like(begins[:, :1]), begins[:, 1:]], dim=1).flatten()
+        document = begins.long().cumsum(0) - 1  # [B * T]
+        lengths = document.bincount()
+        offset = torch.arange(len(document), device=document.device) - (lengths.cumsum(0) - lengths)[document]
+        rows = embedded.new_zeros(len(lengths), int(lengths.max()), embedded.shape[-1])
+        rows[document, offset] = embedded.flatten(0, 1)
+        hidden: torch.Tensor = self.layers(rows)[0][document, offset]
+        return hidden.view_as(embedded)
 
 
 AutoConfig.register(LSTMConfig.model_type, LSTMConfig)

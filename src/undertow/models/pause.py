@@ -57,20 +57,30 @@ class PauseForCausalLM(WholeSequenceModel):
         labels: torch.Tensor | None = None,
         return_dict: bool | None = None,
         use_cache: bool | None = None,
+        position_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutput:
-        """Logits ``[B, T, V]`` for ids ``[B, T]``, and the loss if there are labels ``[B, T]``, not shifted."""
+        """Logits ``[B, T, V]`` for ids ``[B, T]``, and the loss if there are labels ``[B, T]``, not shifted.
+
+        `position_ids` ``[B, T]`` that start again with each packed document count tokens without their pauses.
+        """
         rows, tokens = input_ids.shape
         each = 1 + self.config.pauses
         embedded = self.get_input_embeddings()(input_ids)
         pauses = self.pause.to(embedded.dtype).expand(rows, tokens, self.config.pauses, -1)
         paused = torch.cat([embedded[:, :, None], pauses], dim=2).flatten(1, 2)  # [B, T * each, D]
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        mask = mask.repeat_interleave(each, dim=1)
+        if attention_mask is None and position_ids is not None:
+            mask = None
+            within = torch.arange(each, device=paused.device).repeat(tokens)
+            positions = position_ids.repeat_interleave(each, dim=1) * each + within
+        else:
+            mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            mask = mask.repeat_interleave(each, dim=1)
+            positions = (mask.long().cumsum(1) - 1).clamp_min(0)
         output = self.base(
             inputs_embeds=paused,
             attention_mask=mask,
-            position_ids=(mask.long().cumsum(1) - 1).clamp_min(0),
+            position_ids=positions,
             logits_to_keep=torch.arange(each - 1, tokens * each, each, device=paused.device),
             use_cache=False,
         )

@@ -3,11 +3,13 @@
 from undertow.tasks.arithmetic import MultiStepArithmetic
 from undertow.tasks.base import GeneratedTask, PromptedTask, Task, split_of
 from undertow.tasks.big_bench import BigBenchArithmetic
-from undertow.tasks.dataset import PadCollator, TaskDataset
+from undertow.tasks.chat import Chat
+from undertow.tasks.dataset import PadCollator, TaskDataset, model_inputs, real_tokens
 from undertow.tasks.encode import encode, encode_prompt
 from undertow.tasks.example import Example, Split
 from undertow.tasks.groups import GroupTracking
 from undertow.tasks.gsm8k import GSM8K
+from undertow.tasks.hotpotqa import HotpotQA
 from undertow.tasks.parity import Parity
 from undertow.tasks.prosqa import ProsQA
 from undertow.tasks.retrieval import GroupRetrieval
@@ -26,7 +28,9 @@ TASKS: dict[str, type[Task]] = {
         VariableAssignment,
         ProsQA,
         GSM8K,
+        HotpotQA,
         Text,
+        Chat,
     )
 }
 """Every task by its kind, as recipes name it."""
@@ -35,10 +39,12 @@ __all__ = [
     "GSM8K",
     "TASKS",
     "BigBenchArithmetic",
+    "Chat",
     "Example",
     "GeneratedTask",
     "GroupRetrieval",
     "GroupTracking",
+    "HotpotQA",
     "MultiStepArithmetic",
     "PadCollator",
     "Parity",
@@ -52,5 +58,7 @@ __all__ = [
     "character_tokenizer",
     "encode",
     "encode_prompt",
+    "model_inputs",
+    "real_tokens",
     "split_of",
 ]

@@ -33,6 +33,8 @@ class Task(ABC):
     kind: ClassVar[str]
     measured_by: ClassVar[Measure] = "answers"
     """What evaluation measures: generated answers, the labels of all positions, or the loss a token."""
+    scores_tokens: ClassVar[bool] = False
+    """Whether evaluation also counts the tokens of right answers that are the likeliest ones after all before them."""
 
     @abstractmethod
     def size(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> int | None:
@@ -62,10 +64,22 @@ class Task(ABC):
         """Return `input_ids` and `labels` of item `index` of the split; see `undertow.tasks.encode.encode`."""
         return encode(self.example(split, index), tokenizer)
 
+    def first(
+        self, split: Split, tokenizer: PreTrainedTokenizerBase, count: int
+    ) -> tuple[list[dict[str, list[int]]], int | None]:
+        """The first items of the split, `count` at most, and its size: for a look at the data that reads little of it."""
+        size = self.size(split, tokenizer)
+        number = count if size is None else min(count, size)
+        return [self.encode(split, index, tokenizer) for index in range(number)], size
+
     def rough_length(self, split: Split, index: int) -> int:
         """A cheap measure of how long an item is, for batches of similar length: the example's characters."""
         example = self.example(split, index)
         return len(example.prompt) + len(example.completion)
+
+    def left_out(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> Mapping[str, int]:
+        """How many rows of the split's files are no items, by reason; none where nothing is filtered."""
+        return {}
 
     def choices(self) -> tuple[str, ...]:
         """The answers that there can be, without blanks, where they are a few known ones; none otherwise."""

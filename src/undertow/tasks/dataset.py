@@ -84,8 +84,11 @@ class PadCollator:
     """Joins encoded examples into one batch, padded on the right.
 
     A call takes a list of `encode`'s results and returns `input_ids`, `attention_mask` and `labels`, each
-    an int64 tensor [batch, tokens]. Padding has mask 0 and no loss. Raises ConfigError if the tokenizer has
-    neither a padding nor an EOS token.
+    an int64 tensor [batch, tokens]. Padding has mask 0 and no loss. Where an example is packed, `position_ids` that
+    start again with each document take the place of the mask, which would keep transformers from telling documents apart;
+    padding then stands at position 0, a document of its own. A model must be called without a cache to see them.
+
+    Raises ConfigError if the tokenizer has neither a padding nor an EOS token.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -112,6 +115,12 @@ class PadCollator:
             batch["input_ids"][row, :end] = torch.tensor(item["input_ids"])
             batch["attention_mask"][row, :end] = 1
             batch["labels"][row, :end] = torch.tensor(item["labels"])
+        if any("position_ids" in item for item in items):
+            del batch["attention_mask"]
+            batch["position_ids"] = torch.zeros(shape, dtype=torch.long)
+            for row, item in enumerate(items):
+                end = len(item["input_ids"])
+                batch["position_ids"][row, :end] = torch.tensor(item.get("position_ids", range(end)))
         return batch
 
     def _pad_id(self) -> int:
@@ -119,6 +128,18 @@ class PadCollator:
             if token is not None:
                 return int(token)
         raise ConfigError("The tokenizer has neither a padding nor an EOS token; set its pad_token.")
+
+
+def model_inputs(batch: Mapping[str, torch.Tensor], device: torch.device | str) -> dict[str, torch.Tensor]:
+    """What of a batch a model is called with to get its logits: all but the labels."""
+    return {name: tensor.to(device) for name, tensor in batch.items() if name != "labels"}
+
+
+def real_tokens(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Which tokens of a batch are no padding, [batch, tokens]. Of a packed row's end, positions of 0 count as padding."""
+    if "attention_mask" in batch:
+        return batch["attention_mask"].bool()
+    return batch["position_ids"].flip(1).cumsum(1).flip(1) > 0
 
 
 def _indices(task: Task, split: Split, tokenizer: PreTrainedTokenizerBase, count: int | None, start: int) -> range:

@@ -62,7 +62,11 @@ def encode(example: Example, tokenizer: PreTrainedTokenizerBase, max_tokens: int
 
 def known_ids(text: str, tokenizer: PreTrainedTokenizerBase, add_special_tokens: bool) -> list[int]:
     """Return the text's token ids; raises DataError if the tokenizer does not know a part of it."""
-    ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+    return check_known(text, tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], tokenizer)
+
+
+def check_known(text: str, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids, made of the text; raises DataError if the tokenizer did not know a part of it."""
     # Many byte-level tokenizers name their BOS or EOS token as the unknown one too, and never need it.
     unknown = {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
     if unknown.intersection(ids):

@@ -1,72 +1,121 @@
-"""Language modelling on local text files."""
+"""Language modelling on text: local files, or a data set by its name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-import torch
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
 from undertow.tasks.base import Measure, Task, check_split
-from undertow.tasks.encode import known_ids
+from undertow.tasks.documents import Sources, documents, stamped
+from undertow.tasks.encode import IGNORED
 from undertow.tasks.example import Example, Split
-
-_PIECE = 2**16  # characters that are tokenized at a time, and the rest of their last line
+from undertow.tasks.tokens import Tokens, encoded, tokens_of
 
 
 @dataclass(frozen=True)
 class Text(Task):
     """Text to predict token by token. A model built from scratch reads characters, a pretrained one its own tokens.
 
-    Of each file the first 90 % are the train split, the next 5 % the valid split and the last 5 % the test
-    split, in characters, each cut after the last line that ends before that; where no line ends, it is cut
-    inside one. A split of all files together is cut into windows of `context` tokens, always the same ones; the
-    last may be shorter. A window's first token is given and the others are predicted.
+    The documents of a split stand one after the other in one row of tokens, which is cut into windows of `context` tokens,
+    always the same ones; the last may be shorter. Nothing of one document reaches another in its window, neither by
+    attention nor by a recurrence: positions start again with each, and its first token is given and not predicted.
+
+    A file that ends in .jsonl or .json holds a document a row, in `column`, and so does a data set. Such documents end with
+    an EOS token. Each belongs to the split that a hash of its text names, 90 % to train and 5 % each to valid and test; a
+    data set that has validation and test splits keeps those. Any other file is one document of plain text, of which the
+    first 90 % are train, the next 5 % valid and the last 5 % test, in characters, each cut after the last line that ends
+    before that; where no line ends, it is cut inside one. It is read into memory whole.
     """
 
     kind: ClassVar[str] = "text"
     measured_by: ClassVar[Measure] = "loss"
 
     files: tuple[str, ...] = ()
-    """Paths of text files in UTF-8."""
+    """Paths of files in UTF-8: plain text, JSON lines (.jsonl) or a JSON list (.json)."""
     context: int = 128
     """Tokens of a window; at least 2."""
+    hub: str | None = None
+    """Name of a data set instead, as path or path:configuration, such as HuggingFaceFW/fineweb-edu:sample-10BT; or a folder
+    that the package datasets can load. It is read once, as a stream."""
+    column: str = "text"
+    """What rows call their text."""
+    cache: str | None = None
+    """Folder for the token ids, in files that are made once for a text and a tokenizer. In memory if left out, and made anew
+    by each process."""
 
     def __post_init__(self) -> None:
         if self.context < 2:
             raise ConfigError(
                 f"context is {self.context}, but must be at least 2, as a token is predicted from another; raise it."
             )
+        if self.files and self.hub is not None:
+            raise ConfigError("files and hub are both set; remove one of them.")
 
     def size(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> int:
         """How many windows the split holds; see `Task.size`. Raises DataError if the text is too short for one."""
         if tokenizer is None:
             raise ConfigError(f"The {self.kind} task counts windows of tokens; give size() the tokenizer.")
-        tokens = len(self._tokens(split, tokenizer))
+        tokens = len(self._tokens(split, tokenizer).ids)
         whole, rest = divmod(tokens, self.context)
         windows = whole + (rest > 1)  # from a single token nothing is predicted
         if not windows:
             raise DataError(
-                f"The {split} split of {', '.join(self.files)} holds {tokens} tokens, too few for a window; give more text."
+                f"The {split} split of {self._sources().described} holds {tokens} tokens, too few for a window; "
+                "give more text."
             )
         return windows
 
     def encode(self, split: Split, index: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
-        """Return window `index` as `input_ids` and, the same, as `labels`."""
+        """Return window `index` as `input_ids` and, the same but for the first tokens of documents, as `labels`.
+
+        Where a document begins inside the window, there are `position_ids` too, which start again there.
+        """
         windows = self.size(split, tokenizer)
         if not 0 <= index < windows:
             raise DataError(
                 f"There is no {self.kind} window {index}, as the {split} split holds {windows}; "
                 f"ask for a smaller index, counted from 0."
             )
-        start = index * self.context
-        window: list[int] = self._tokens(split, tokenizer)[start : start + self.context].tolist()
-        return {"input_ids": window, "labels": list(window)}
+        return self._window(self._tokens(split, tokenizer), index)
+
+    def first(
+        self, split: Split, tokenizer: PreTrainedTokenizerBase, count: int
+    ) -> tuple[list[dict[str, list[int]]], int | None]:
+        """See `Task.first`. Only as many documents are read as it takes; how many windows there are is then not known."""
+        check_split(split)
+        wanted = (document for document in documents(self._sources()) if document.split == split)
+        ids: list[int] = []
+        starts: list[int] = []
+        for _, found in encoded(islice(wanted, 32 * count), tokenizer):
+            starts.append(len(ids))
+            ids += found
+            if len(ids) >= count * self.context:
+                break
+        windows = min(count, -(-len(ids) // self.context))
+        tokens = Tokens(np.array(ids, dtype=np.int64), np.array(starts, dtype=np.int64), 0)
+        items = [self._window(tokens, index) for index in range(windows)]
+        if not items:
+            raise DataError(f"The {split} split of {self._sources().described} holds no text; give more.")
+        return items, None
+
+    def left_out(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> Mapping[str, int]:
+        """See `Task.left_out`."""
+        if tokenizer is None:
+            raise ConfigError(f"The {self.kind} task counts what it tokenizes; give left_out() the tokenizer.")
+        empty = self._tokens(split, tokenizer).empty
+        return {"there is no text in them": empty} if empty else {}
+
+    def has_documents(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+        """Whether any split has several documents, so that windows may hold more than one."""
+        splits: tuple[Split, ...] = ("train", "valid", "test")
+        return any(len(self._tokens(split, tokenizer).starts) > 1 for split in splits)
 
     def rough_length(self, split: Split, index: int) -> int:
         """The context, as windows are alike."""
@@ -81,70 +130,31 @@ class Text(Task):
         raise ConfigError(f"The {self.kind} task has no answers to score; measure its loss.")
 
     def characters(self) -> str:
-        """Every character of the files, sorted."""
-        return "".join(sorted(set().union(*(_read(*file) for file in self._files()))))
+        """Every character of the documents, sorted."""
+        return "".join(sorted(set().union(*(document.text for document in documents(self._sources())))))
 
-    def _tokens(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
+    def _window(self, tokens: Tokens, index: int) -> dict[str, list[int]]:
+        start = index * self.context
+        window: list[int] = tokens.ids[start : start + self.context].tolist()
+        labels = list(window)
+        first, last = np.searchsorted(tokens.starts, [start + 1, start + len(window)])
+        borders = (tokens.starts[first:last] - start).tolist()
+        item: dict[str, Any] = {"input_ids": window, "labels": labels}
+        if borders:
+            for border in borders:
+                labels[border] = IGNORED
+            spans = zip([0, *borders], [*borders, len(window)], strict=True)
+            item["position_ids"] = [position for begin, end in spans for position in range(end - begin)]
+        return item
+
+    def _tokens(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> Tokens:
         check_split(split)
-        return _encoded(self._files(), split, tokenizer)
+        cache = None if self.cache is None else Path(self.cache)
+        return tokens_of(self._sources(), tokenizer, cache)[split]
 
-    def _files(self) -> tuple[tuple[Path, int], ...]:
-        """The files with the times of their last change, so that a changed file is read again."""
-        if not self.files:
-            raise ConfigError(f"The {self.kind} task needs the field 'files'; give it the paths of text files.")
-        found = []
-        for path in self.files:
-            file = Path(path).expanduser()
-            try:
-                found.append((file, file.stat().st_mtime_ns))
-            except OSError as error:
-                raise _unreadable(file, error) from error
-        return tuple(found)
-
-
-@lru_cache(maxsize=8)
-def _encoded(files: tuple[tuple[Path, int], ...], split: Split, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
-    """The token ids of a split, [tokens]."""
-    text = "".join(_part(_read(*file), split) for file in files)
-    pieces = [
-        torch.tensor(known_ids(piece, tokenizer, add_special_tokens=False), dtype=torch.long) for piece in _pieces(text)
-    ]
-    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.long)
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """The text in pieces of whole lines: a tokenizer's work on a text takes hundreds of times the text's memory."""
-    start = 0
-    while start < len(text):
-        end = text.find("\n", start + _PIECE) + 1 or len(text)
-        yield text[start:end]
-        start = end
-
-
-@lru_cache(maxsize=8)
-def _read(path: Path, modified: int) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text; give a text file.") from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if not text:
-        raise DataError(f"{path} is empty; give a file with text.")
-    return text
-
-
-def _part(text: str, split: Split) -> str:
-    train = _cut(text, 0, 90)
-    valid = _cut(text, train, 95)
-    return {"train": text[:train], "valid": text[train:valid], "test": text[valid:]}[split]
-
-
-def _cut(text: str, start: int, percent: int) -> int:
-    """Where a split from `start` on ends: behind its last line break in the first `percent` of the text, if any."""
-    limit = len(text) * percent // 100
-    return text.rfind("\n", start, limit) + 1 or limit
-
-
-def _unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(f"{path} cannot be read ({error.strerror}); check the paths in files.")
+    def _sources(self) -> Sources:
+        if not self.files and self.hub is None:
+            raise ConfigError(
+                f"The {self.kind} task needs the field 'files'; give it the paths of text files, or set hub to a data set."
+            )
+        return Sources(tuple(stamped(Path(path).expanduser()) for path in self.files), self.hub, self.column)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
 from torch.utils.data import Subset
 from transformers import PreTrainedTokenizerBase
 
@@ -93,3 +95,27 @@ def bucketed(order: Sequence[int], lengths: Sequence[int], batch: int, generator
         generator.shuffle(batches)
         for members in batches:
             yield from members
+
+
+def check_documents(model: Any) -> None:
+    """Make sure that nothing of a packed document reaches the next one, by trying it.
+
+    Raises:
+        ConfigError: it does, or the model takes no position ids.
+    """
+    name, parameter = model.config.model_type, next(model.parameters())
+    two = torch.tensor([[1, 2, 3, 4, 5, 6], [6, 5, 3, 4, 5, 6]], device=parameter.device) % model.config.vocab_size
+    positions = torch.tensor([[0, 1, 0, 1, 2, 3]] * 2, device=parameter.device)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            logits = model(input_ids=two, position_ids=positions, use_cache=False).logits
+    except TypeError as error:
+        raise ConfigError(
+            f"{name} takes no position ids, so it cannot read packed documents; use one file of text"
+        ) from error
+    finally:
+        model.train(training)
+    if not torch.allclose(logits[0, 2:], logits[1, 2:], atol=1e-4, rtol=1e-3):
+        raise ConfigError(f"{name} does not keep packed documents apart; use another architecture, or one file of text")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,15 +10,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
-from undertow.errors import CheckpointError
+from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.evaluation.report import table
 from undertow.host import attach
 from undertow.host.support import find_stack
 from undertow.models import with_pauses
 from undertow.solvers import Chunked, Jacobi, Scan, Solver
+from undertow.tasks.base import GeneratedTask
 from undertow.training.build import first_line, from_scratch, has_recurrence, load_tokenizer, tokenizer_for, with_adapters
 from undertow.training.recipe import Recipe
-from undertow.training.run import held_out_set
 
 # Sustained fp32 rates in TFLOP/s that are within reach for a model of this size, not peaks; TF32 on the GPUs.
 DEVICES = {"2 CPU cores": 0.1, "A100": 60.0, "H100": 150.0, "8 x H100": 1100.0}
@@ -35,6 +36,8 @@ class Estimate:
         forward, training: floating-point operations a token, of one plain forward and of a training step.
         weights: bytes of weights, gradients and AdamW's two moments.
         activations: rough bytes of what the backward pass of one batch needs.
+        size: how many training examples there are; None if that is not known before all is read, or there is no end.
+        left_out: the share of the examples looked at that have more than max_tokens tokens.
     """
 
     parameters: int
@@ -45,6 +48,8 @@ class Estimate:
     training: float
     weights: int
     activations: float
+    size: int | None
+    left_out: float
 
 
 def dry_run(recipe: Recipe) -> str:
@@ -58,7 +63,7 @@ def dry_run(recipe: Recipe) -> str:
     tokenizer = tokenizer_for(recipe) if recipe.model.path is None else load_tokenizer(recipe.model.path)
     model = on_meta(recipe, tokenizer)
     found = estimate(recipe, model, tokenizer)
-    size = recipe.task.size("train", tokenizer)
+    known = "without end" if isinstance(recipe.task, GeneratedTask) else "not counted yet"
     solver = f", found by {recipe.solver}" if has_recurrence(model) else ""
     lines = [
         f"{recipe.name}: {type(model).__name__}{solver}",
@@ -68,7 +73,8 @@ def dry_run(recipe: Recipe) -> str:
             [
                 ["parameters", f"{found.parameters:,}"],
                 ["trained", f"{found.trained:,}"],
-                ["training examples", "without end" if size is None else f"{size:,}"],
+                ["training examples", known if found.size is None else f"{found.size:,}"],
+                ["too long, of those looked at", f"{100 * found.left_out:.0f} %"],
                 ["tokens an example", f"{found.tokens:.0f}"],
                 ["tokens in all", f"{found.total_tokens:.3g}"],
                 ["forward, FLOPs a token", f"{found.forward:.3g}"],
@@ -111,12 +117,26 @@ def on_meta(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:
 def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> Estimate:
     """What training the recipe takes, from its model's shape and its first examples."""
     section = recipe.training
-    size = recipe.task.size("train", tokenizer)
-    count = EXAMPLES if size is None else min(EXAMPLES, size)
-    lengths = [len(recipe.task.encode("train", index, tokenizer)["input_ids"]) for index in range(count)]
-    held_out_set(recipe, tokenizer)
+    items, size = recipe.task.first("train", tokenizer, EXAMPLES)
+    lengths = [len(item["input_ids"]) for item in items]
+    kept = [length for length in lengths if section.max_tokens is None or length <= section.max_tokens]
+    if not kept:
+        raise DataError(
+            f"the first {len(lengths)} training examples all have more than {section.max_tokens} tokens; "
+            "raise training.max_tokens"
+        )
+    recipe.task.first("valid", tokenizer, 1)
     each = 1 + recipe.model.pauses
-    tokens = each * sum(lengths) / count
+    tokens = each * sum(kept) / len(kept)
+    batch = section.batch * section.accumulate
+    steps = section.steps
+    if section.epochs is not None:
+        known = section.examples or size
+        if known is None:
+            raise ConfigError(
+                "how long training.epochs take is not known before all is read; set training.examples or steps"
+            )
+        steps = math.ceil(section.epochs * known * len(kept) / len(lengths) / batch)
 
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -129,16 +149,17 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
     if section.activation_checkpointing:
         per_layer = config.hidden_size
     depth = config.num_hidden_layers * (1 + (backward_passes - 1) * (block / whole))
-    batch = section.batch * tokens
     return Estimate(
         parameters=parameters,
         trained=trained,
         tokens=tokens,
-        total_tokens=float(section.steps) * section.batch * section.accumulate * tokens,
+        total_tokens=float(steps) * batch * tokens,
         forward=whole,
         training=forward + backward,
+        size=size,
+        left_out=1 - len(kept) / len(lengths),
         weights=4 * parameters + 12 * trained,
-        activations=4 * batch * (depth * per_layer + 2 * config.vocab_size / each),
+        activations=4 * section.batch * tokens * (depth * per_layer + 2 * config.vocab_size / each),
     )
 
 

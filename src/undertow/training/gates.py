@@ -1,10 +1,11 @@
-"""How far T²MLR's two input-independent gates have opened, in every line of the log."""
+"""T²MLR's two input-independent gates in training: a learning rate of their own, and how far they have opened."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 # What the log calls them, and the parameter of each.
@@ -26,3 +27,29 @@ class GateLog(TrainerCallback):
                     found[gate] = math.tanh(float(parameter.detach()))
         logs.update(found)  # for the callbacks after this one
         state.log_history[-1].update(found)
+
+
+class FastGates:
+    """Mixed in before a `Trainer`, TRL's `SFTTrainer` too: γ_rec and γ_cur learn faster than the rest, by `gate_multiplier`.
+
+    They get a parameter group of their own, without weight decay, that follows the same schedule::
+
+        class GatedSFTTrainer(FastGates, SFTTrainer):
+            gate_multiplier = 100.0
+    """
+
+    gate_multiplier: float = 1.0
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        trainer: Any = self
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)  # type: ignore[misc]
+        if self.gate_multiplier != 1 and len(optimizer.param_groups) == 2:  # not from an earlier call
+            trained: Any = trainer.model if model is None else model
+            # In the model's order: a resumed run finds the optimiser's state by position.
+            gates = [p for name, p in trained.named_parameters() if ".gamma_" in name and p.requires_grad]
+            for group in optimizer.param_groups:
+                group["params"] = [p for p in group["params"] if not any(p is gate for gate in gates)]
+            if gates:
+                rate = trainer.args.learning_rate * self.gate_multiplier
+                optimizer.add_param_group({"params": gates, "lr": rate, "weight_decay": 0.0})
+        return optimizer

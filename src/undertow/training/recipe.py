@@ -11,9 +11,11 @@ from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential
 from undertow.tasks import (
     GSM8K,
     BigBenchArithmetic,
+    Chat,
     GeneratedTask,
     GroupRetrieval,
     GroupTracking,
+    HotpotQA,
     MultiStepArithmetic,
     Parity,
     ProsQA,
@@ -195,7 +197,9 @@ class Recipe:
         | VariableAssignment
         | ProsQA
         | GSM8K
+        | HotpotQA
         | Text
+        | Chat
     )
     """What to learn."""
     output: str = "runs"

@@ -26,11 +26,11 @@ from undertow.files import replacing_folder, write_text
 from undertow.host.attach import find_attachment
 from undertow.pathways import TurboConn
 from undertow.solvers import Sequential
-from undertow.tasks import PadCollator, TaskDataset
+from undertow.tasks import PadCollator, Split, TaskDataset, Text
 from undertow.training.build import build, context_of, has_recurrence, quiet_libraries
-from undertow.training.data import most_tokens, training_set
+from undertow.training.data import check_documents, most_tokens, training_set
 from undertow.training.depth import DepthTraining
-from undertow.training.gates import GateLog
+from undertow.training.gates import FastGates, GateLog
 from undertow.training.log import Progress, RunLog
 from undertow.training.recipe import Recipe, TrainingSection
 from undertow.training.schedule import cosine_restarts
@@ -71,6 +71,8 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
     dataset, skipped = training_set(recipe.task, tokenizer, section, seed, context)
     a_step = section.batch * section.accumulate
     held_out = held_out_set(recipe, tokenizer, context)
+    if isinstance(recipe.task, Text) and recipe.task.has_documents(tokenizer):
+        check_documents(built)
     checkpoint = last_checkpoint(folder)
 
     save_yaml(recipe, folder / RECIPE)
@@ -85,7 +87,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         threads=torch.get_num_threads(),
     )
     sets: Any = {"training": dataset.dataset, "held-out": held_out}
-    for text in remarks(recipe, sets):
+    for text in remarks(recipe, sets, tokenizer):
         print(f"undertow: {text}", file=sys.stderr)
         log.write(event="remark", text=text)
     progress = Progress(description or f"{recipe.name} seed {seed}")
@@ -123,7 +125,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
     return folder
 
 
-def remarks(recipe: Recipe, sets: dict[str, TaskDataset]) -> list[str]:
+def remarks(recipe: Recipe, sets: dict[str, TaskDataset], tokenizer: Any) -> list[str]:
     """What is to be known of a training before it starts: what was left out, and settings that a paper advises against."""
     found = [
         f"{examples.skipped:,} of {len(examples) + examples.skipped:,} {name} examples are left out: "
@@ -131,19 +133,27 @@ def remarks(recipe: Recipe, sets: dict[str, TaskDataset]) -> list[str]:
         for name, examples in sets.items()
         if examples.skipped
     ]
+    splits: tuple[Split, ...] = ("train", "valid")
+    for split in splits:
+        for reason, count in recipe.task.left_out(split, tokenizer).items():
+            found.append(f"{count:,} rows of the {split} split are left out: {reason}")
     if isinstance(recipe.recurrence, TurboConn):
         advice = recipe.recurrence.advice(pretrained=recipe.model.path is not None)
         found += [] if advice is None else [advice]
     return found
 
 
-class RecipeTrainer(DepthTraining, Trainer):
+class RecipeTrainer(FastGates, DepthTraining, Trainer):
     """A Trainer that takes the examples in the order that `training_set` chose; its gates learn at their own rate."""
 
     def __init__(self, section: TrainingSection, **settings: Any) -> None:
         super().__init__(**settings)
-        self.section = section
+        self.section, self.gate_multiplier = section, section.gate_multiplier
         self.padded: list[int] = []
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        # With a cache, transformers does not tell packed documents apart.
+        return super().compute_loss(model, {**inputs, "use_cache": False}, *args, **kwargs)
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         self.padded.append(inputs["input_ids"].shape[1])
@@ -164,19 +174,6 @@ class RecipeTrainer(DepthTraining, Trainer):
         scheduled: Any = self.optimizer if optimizer is None else optimizer
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(scheduled, shape)
         return self.lr_scheduler
-
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        if self.section.gate_multiplier != 1 and len(optimizer.param_groups) == 2:
-            trained: Any = self.model if model is None else model
-            # In the model's order: a resumed run finds the optimiser's state by position.
-            gates = [p for name, p in trained.named_parameters() if ".gamma_" in name and p.requires_grad]
-            for group in optimizer.param_groups:
-                group["params"] = [p for p in group["params"] if not any(p is gate for gate in gates)]
-            if gates:
-                rate = self.args.learning_rate * self.section.gate_multiplier
-                optimizer.add_param_group({"params": gates, "lr": rate, "weight_decay": 0.0})
-        return optimizer
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
