@@ -134,16 +134,19 @@ def generate(
     temperature: float,
     max_new_tokens: int | None,
 ) -> list[str]:
-    """The texts that the model writes after the prompts, without special tokens.
+    """The texts that the model writes after the prompts, without special tokens; they end where its context ends.
 
     Raises:
-        DataError: the tokenizer does not know a part of a prompt, or the model cannot read so many tokens.
+        DataError: the tokenizer does not know a part of a prompt, or prompt and right answer are more than the model reads.
     """
     prompts = [encode_prompt(example.prompt, tokenizer) for example in examples]
+    whole = [len(encode(example, tokenizer)["input_ids"]) for example in examples]
+    check_context(model, examples, whole)
     if max_new_tokens is None:
-        whole = [len(encode(example, tokenizer)["input_ids"]) for example in examples]
         max_new_tokens = 1 + max(all_ - len(prompt) for all_, prompt in zip(whole, prompts, strict=True))
-    check_context(model, examples, [len(prompt) + max_new_tokens - 1 for prompt in prompts])
+    limit = context_of(model)
+    if limit is not None:
+        max_new_tokens = min(max_new_tokens, max(1, limit - max(map(len, prompts))))
     sampling: dict[str, Any] = {"do_sample": temperature > 0}
     if temperature > 0:
         sampling |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
@@ -166,8 +169,8 @@ def check_context(model: Any, examples: Sequence[Example], tokens: Sequence[int]
     for number, (example, count) in enumerate(zip(examples, tokens, strict=True)):
         if limit is not None and count > limit:
             raise DataError(
-                f"example {number}, {example.prompt[:80]!r}, takes {count} tokens with its longest possible answer, but "
-                f"the model reads {limit} at most; leave it out, or allow fewer new tokens"
+                f"example {number}, {example.prompt[:80]!r}, takes {count} tokens with its answer, but the model "
+                f"reads {limit} at most; leave it out, or take a model that reads more"
             )
 
 
