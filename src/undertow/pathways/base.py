@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -41,17 +42,17 @@ class Pathway(nn.Module, ABC):
     reads: frozenset[int]
     writes_without_state: bool = False
 
-    @property
+    @cached_property  # each layer of each forward asks
     def first_layer(self) -> int:
         """The first layer of the recurrent block."""
         return min(self.writes)
 
-    @property
+    @cached_property
     def stop_layer(self) -> int:
         """The layer after the last one of the recurrent block."""
         return max(self.reads)
 
-    @property
+    @cached_property
     def block(self) -> range:
         """The layers of the recurrent block."""
         return range(self.first_layer, self.stop_layer)

@@ -9,10 +9,14 @@ from typing import ClassVar
 import torch
 
 from undertow.errors import ConfigError
+from undertow.solvers.agreement import largest
 from undertow.solvers.base import Plan, RecurrentBlock, Solver, SolverReport
 from undertow.solvers.gradients import Gradient
 from undertow.solvers.sequential import roll_out
-from undertow.solvers.solution import pass_at_solution
+from undertow.solvers.solution import pass_at_solution, relative_change
+
+# One more sweep changes the states of a fitting plan by less than about the tolerance; batches differ somewhat.
+OUTGROWN = 2.0
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,11 @@ class Auto(Solver):
     the same batch, and the sweeps until the next such measurement are as many as brought the states within `tolerance` of
     the exact ones, or the rollout itself if that many sweeps would cost more. Sequences of other lengths need other numbers,
     so each power of two has a plan of its own.
+
+    Between measurements the pass that gives the output tells for nothing how much one more sweep changes the states. Where
+    that is more than twice the tolerance, the model has outgrown its plan, and the next forward is measured.
+
+    In a distributed run all processes take the same decisions, by the largest error among them.
     """
 
     kind: ClassVar[str] = "auto"
@@ -50,15 +59,16 @@ class Auto(Solver):
 
     def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
         started = time.perf_counter()
-        if block.tokens <= block.lag:  # one group, and so one step, is exact
+        tokens = int(largest(block.tokens, block.on_cuda))
+        if tokens <= block.lag:  # one group, and so one step, is exact
             output, last = roll_out(block)
             return output, last, SolverReport(self.kind, block.tokens, 1, block.tokens, (), time.perf_counter() - started)
-        plan = block.memory.plan(block.tokens)
+        plan = block.memory.plan(tokens)
         plan.forwards += 1
-        measured = plan.forwards >= plan.next_measurement or block.tokens > plan.tokens
+        measured = plan.forwards >= plan.next_measurement or tokens > plan.tokens
         with torch.no_grad():
             if measured:
-                states = self.measure(block, plan)
+                states = self.measure(block, plan, tokens)
             elif plan.sweeps is None:
                 _, states = roll_out(block)
             else:
@@ -70,29 +80,39 @@ class Auto(Solver):
         else:
             output, readings = block.sweep(block.shift(states), last=True)
             last = block.scan(readings)
-        rolled = measured or plan.sweeps is None
-        sweeps = 1 if rolled else plan.sweeps or 1
-        exact = block.tokens if rolled else min(block.tokens, (sweeps + 1) * block.lag)
-        return output, last, SolverReport(self.kind, block.tokens, sweeps, exact, (), time.perf_counter() - started)
+        if measured or plan.sweeps is None:
+            sweeps, exact, residuals = 1, block.tokens, ()
+        else:
+            sweeps, exact = plan.sweeps, min(block.tokens, (plan.sweeps + 1) * block.lag)
+            residuals = (relative_change(block.shift(last), block.shift(states)),)
+            if largest(float(residuals[0]), block.on_cuda) > OUTGROWN * self.tolerance:
+                plan.next_measurement = plan.forwards + 1
+        return output, last, SolverReport(self.kind, block.tokens, sweeps, exact, residuals, time.perf_counter() - started)
 
-    def measure(self, block: RecurrentBlock, plan: Plan) -> torch.Tensor:
-        """The exact states ``[B, T, W]`` of this batch; the plan then says how to find those of the next ones."""
+    def measure(self, block: RecurrentBlock, plan: Plan, tokens: int) -> torch.Tensor:
+        """The exact states ``[B, T, W]`` of this batch; the plan then says how to find those of the next ones.
+
+        `tokens` is the length of the longest batch of any process.
+        """
         started = clock(block)
         _, exact = roll_out(block)
         rollout = clock(block) - started
         received = block.shift(exact)
         size = received.norm().clamp_min(torch.finfo(received.dtype).tiny)
-        plan.sweeps, plan.tokens = None, block.tokens
+        plan.sweeps, plan.tokens = None, tokens
         plan.next_measurement = plan.forwards + min(self.every, plan.forwards)
         states: torch.Tensor | None = None
         started = clock(block)
-        for done in range(1, -(-block.tokens // block.lag)):  # as many sweeps as groups are exact, and dearer
+        for done in range(1, -(-tokens // block.lag)):  # as many sweeps as groups are exact, and dearer
             states = sweep(block, states)
-            plan.gap = float((block.shift(states) - received).norm() / size)
+            plan.gap = largest(float((block.shift(states) - received).norm() / size), block.on_cuda)
             if plan.gap <= self.tolerance:
                 plan.sweeps = done
                 break
-            taken = (clock(block) - started) / rollout if self.rollout_cost is None else done / self.rollout_cost
+            if self.rollout_cost is None:
+                taken = largest((clock(block) - started) / rollout, block.on_cuda)
+            else:
+                taken = done / self.rollout_cost
             if taken * (done + 1) / done > 1:  # one more would cost more than the rollout
                 break
         return exact

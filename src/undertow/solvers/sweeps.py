@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from undertow.errors import ConfigError
+from undertow.solvers.agreement import largest
 from undertow.solvers.base import RecurrentBlock, Solver, SolverReport
 from undertow.solvers.gradients import Gradient
 from undertow.solvers.sequential import roll_out
@@ -46,7 +47,7 @@ class Sweeping(Solver):
             if states is not None:
                 residuals.append(relative_change(new, states))
             states = new
-            if tolerance is not None and residuals and float(residuals[-1]) < tolerance:
+            if tolerance is not None and residuals and largest(float(residuals[-1]), block.on_cuda) < tolerance:
                 break
         if gradient.kind == "adjoint" and wanted:
             output, last = pass_at_solution(block, states, gradient)
