@@ -92,9 +92,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     measure = Auto.measure
 
-    def spy(self: Auto, block: RecurrentBlock, plan: Plan) -> torch.Tensor:
+    def spy(self: Auto, block: RecurrentBlock, plan: Plan, tokens: int) -> torch.Tensor:
         found.append(block.tokens)
-        return measure(self, block, plan)
+        return measure(self, block, plan, tokens)
 
     monkeypatch.setattr(Auto, "measure", spy)
     return found
@@ -315,6 +315,40 @@ def test_it_measures_more_and_more_rarely(every: int, expected: list[int]) -> No
             found.append(number)
     assert found == expected
     assert plan_of(model, 4).forwards == expected[-1]
+
+
+@pytest.mark.parametrize("pathway", PATHWAYS)
+def test_a_model_that_outgrows_its_plan_is_measured_in_the_next_forward(pathway: str, measured: list[int]) -> None:
+    model, tolerance = model_for(pathway), TOLERANCES[pathway]
+    enough = swept(model, Auto(tolerance, rollout_cost=ALWAYS))
+    measured.clear()
+    forward(model)
+    forward(model)
+    assert not measured, "the control: a plan that fits waits for its time"
+    plan_of(model).sweeps = 1
+    logits = forward(model)
+    report = undertow.report(model)
+    assert report is not None and report.residual > 2 * tolerance and not measured
+    assert plan_of(model).next_measurement == plan_of(model).forwards + 1
+    exact = forward(model)
+    assert measured == [TOKENS] and plan_of(model).sweeps == enough
+    assert apart(logits, exact) > 1e-7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_watches_is_the_change_by_one_more_sweep(kind: str) -> None:
+    """Of what tokens receive, so that padding and the last tokens do not enter."""
+    model, tolerance = model_for("turboconn-3"), TOLERANCES["turboconn-3"]
+    sweeps = swept(model, Auto(tolerance, rollout_cost=ALWAYS))
+    forward(model, kind=kind)
+    report = undertow.report(model)
+    assert report is not None
+    if kind in ("packed", "cached"):
+        assert 0 < report.residual < 2 * tolerance
+        return
+    # After its k sweeps a scan makes one more pass, and leaves the states of that one behind.
+    before, after = (states_received(model, Scan(k, 0), kind) for k in (sweeps - 1, sweeps))
+    assert report.residual == pytest.approx(apart(before, after), rel=1e-6)
 
 
 def test_a_longer_sequence_than_measured_is_measured_at_once(measured: list[int]) -> None:
