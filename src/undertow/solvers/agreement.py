@@ -1,7 +1,7 @@
 """Decisions that the processes of a distributed run take alike.
 
-A solver that stops or measures by what it finds in its own batch runs the layers as often as that batch asks for. Where the
-layers are sharded (FSDP), each run of one is a collective operation, and processes that disagree wait for each other for ever.
+A solver that stops or measures by what it finds in its own batch runs the layers as often as that batch asks for. Where
+the layers are sharded (FSDP), each run of one is a collective operation, and processes that disagree wait for ever.
 """
 
 from __future__ import annotations
