@@ -136,6 +136,13 @@ class HostedBlock(RecurrentBlock):
         present = self._present(self.origin, self.origin + self.tokens)
         return received if present is None else received * present
 
+    @torch.no_grad()
+    def begin(self) -> torch.Tensor | None:
+        if not self.pathway.reads_residual:
+            return None
+        hidden = self.hidden[:, self.origin : self.origin + self.tokens]
+        return self.scan([self.pathway.read(site, hidden) for site in sorted(self.pathway.reads)])
+
     def guess(self, readings: list[torch.Tensor]) -> torch.Tensor:
         return self.pathway.guess(readings)
 

@@ -32,6 +32,8 @@ class Pathway(nn.Module, ABC):
         state_width: the width ``W`` of a state ``[B, T, W]``.
         writes: the written sites.
         reads: the read sites.
+        reads_residual: whether a reading of the block's input resembles one of its output, as where the residual stream
+            is read: the states that solvers start from are then made of it.
         writes_without_state: whether `write` also runs for a token with no state to receive, with zeros in its place
             (T²MLR), or is skipped for it (TurboConn, soft tokens).
     """
@@ -40,6 +42,7 @@ class Pathway(nn.Module, ABC):
     state_width: int
     writes: frozenset[int]
     reads: frozenset[int]
+    reads_residual: bool = True
     writes_without_state: bool = False
 
     @cached_property  # each layer of each forward asks
