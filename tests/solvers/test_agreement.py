@@ -18,6 +18,7 @@ from undertow.solvers.agreement import largest
 
 LENGTHS = (9, 17)  # of the two processes' batches: in two classes of lengths
 UNBOUNDED = 1e6
+SWEEPS = 4
 
 
 def alone(ids: torch.Tensor, solver: Auto) -> Plan:
@@ -33,7 +34,7 @@ def work(rank: int, folder: str) -> None:
     """One of the two processes. What it finds is left in a file."""
     torch.set_num_threads(1)
     batches = [tokens(2, length, seed=length) for length in LENGTHS]
-    gaps = [alone(ids, Auto(0.9, rollout_cost=1.0)).gap for ids in batches]  # after one sweep
+    gaps = [alone(ids, Auto(1e-6, rollout_cost=SWEEPS)).gap for ids in batches]  # after so many sweeps
     between = (gaps[0] * gaps[1]) ** 0.5
     own = [alone(ids, Auto(between, rollout_cost=UNBOUNDED)).sweeps for ids in batches]
 
@@ -45,11 +46,10 @@ def work(rank: int, folder: str) -> None:
     model(input_ids=batches[rank], use_cache=False)
     found["measured"] = memory.to_mapping()
 
-    # One sweep fits one process's batch and not the other's, which both find out in the pass that gives the output.
-    solver = Auto(between / 2, rollout_cost=UNBOUNDED)
-    undertow.set_solver(model, solver)
+    # They fit one process's batch and not the other's, which both find out in the pass that gives the output.
+    undertow.set_solver(model, Auto(between / 2, rollout_cost=UNBOUNDED))
     memory = find_attachment(model).memory
-    memory.plans[32] = Plan(sweeps=1, tokens=32, forwards=4, next_measurement=100)
+    memory.plans[32] = Plan(SWEEPS, allowed=between / 2, tokens=32, forwards=4, next_measurement=100)
     model(input_ids=batches[rank], use_cache=False)
     report = undertow.report(model)
     assert report is not None

@@ -239,9 +239,25 @@ def test_it_takes_the_fewest_sweeps_within_the_tolerance(pathway: str, kind: str
     # After its k sweeps a scan makes one more pass, and leaves the states of that one behind.
     gaps = {k + 1: apart(states_received(model, Scan(k, 0), kind), exact) for k in range(1, TOKENS)}
     assert plan.sweeps is not None and plan.sweeps >= 3
-    assert plan.sweeps == min(k for k, gap in gaps.items() if gap <= tolerance)
-    assert gaps[plan.sweeps - 1] > tolerance
+    assert plan.sweeps == min(k for k, gap in gaps.items() if gap <= plan.allowed)
+    assert gaps[plan.sweeps - 1] > plan.allowed
     assert plan.gap == pytest.approx(gaps[plan.sweeps], rel=1e-6, abs=1e-12)
+
+
+def test_what_is_allowed_follows_the_error_after_one_sweep() -> None:
+    """A tenth of it, but no more than the tolerance and no less than its square."""
+    model = model_for("t2mlr-whole")
+
+    def allowed(tolerance: float) -> float:
+        undertow.set_solver(model, Auto(tolerance, rollout_cost=NEVER))  # leaves one sweep
+        forward(model)
+        return plan_of(model).allowed
+
+    allowed(0.5)
+    first = plan_of(model).gap
+    assert first > 0.01
+    for tolerance, wanted in ((0.05 * first, 0.05 * first), (0.2 * first, 0.1 * first), (0.9, 0.81)):
+        assert allowed(tolerance) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("pathway", PATHWAYS)
@@ -252,7 +268,7 @@ def test_the_cost_of_a_rollout_bounds_the_sweeps(pathway: str) -> None:
     undertow.set_solver(model, Auto(tolerance, rollout_cost=needed - 0.5))
     forward(model)
     assert plan_of(model).sweeps is None
-    assert plan_of(model).gap > tolerance
+    assert plan_of(model).gap > plan_of(model).allowed
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.2, 3), (0.3, 3), (0.35, None), (0.9, None)])
