@@ -16,7 +16,7 @@ from torch import nn
 import undertow
 from undertow import Auto, Scan, Sequential
 from undertow.errors import ConfigError
-from undertow.host.attach import find_attachment
+from undertow.host.attach import find_attachment, find_pathway
 from undertow.host.state import StateLayer
 from undertow.pathways import Recurrence
 from undertow.solvers import Plan, Solver, SolverMemory, auto
@@ -258,6 +258,28 @@ def test_what_is_allowed_follows_the_error_after_one_sweep() -> None:
     assert first > 0.01
     for tolerance, wanted in ((0.05 * first, 0.05 * first), (0.2 * first, 0.1 * first), (0.9, 0.81)):
         assert allowed(tolerance) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("weights", "autocast", "wanted"),
+    [
+        (torch.bfloat16, False, torch.finfo(torch.bfloat16).eps),
+        (torch.float32, True, torch.finfo(torch.bfloat16).eps),
+        (torch.float32, False, 0.05**2),
+    ],
+)
+def test_rounding_is_allowed(weights: torch.dtype, autocast: bool, wanted: float) -> None:
+    """In half precision sweeps and rollout differ by it, whatever the number of sweeps."""
+    model = hosted("gpt2", "t2mlr-whole").to(weights).train()
+    pathway = find_pathway(model)
+    with torch.no_grad():
+        for gamma in (pathway.gamma_recurrent, pathway.gamma_current):
+            gamma.fill_(1e-4)  # a recurrence that is hardly there
+    undertow.set_solver(model, Auto(0.05, rollout_cost=NEVER))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        forward(model)
+    assert plan_of(model).gap < 0.02
+    assert plan_of(model).allowed == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("pathway", PATHWAYS)

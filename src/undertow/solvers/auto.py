@@ -33,7 +33,7 @@ class Auto(Solver):
     so each power of two has a plan of its own.
 
     Where the recurrence is a small part of the states, a tenth of the error that one sweep leaves is allowed, down to the
-    square of the tolerance. Between measurements the pass that gives the output tells for nothing how much one more sweep
+    square of the tolerance and what rounding leaves. Between measurements the pass that gives the output tells for nothing how much one more sweep
     changes the states: where that is more than twice the error allowed, the model has outgrown its plan, and the next
     forward is measured.
 
@@ -85,9 +85,9 @@ class Auto(Solver):
         else:
             output, readings = block.sweep(block.shift(states), last=True)
             last = block.scan(readings)
-        if measured or plan.sweeps is None:
-            sweeps, exact, residuals = 1, block.tokens, ()
-        else:
+        sweeps, exact = 1, block.tokens
+        residuals: tuple[torch.Tensor, ...] = ()
+        if not measured and plan.sweeps is not None:
             sweeps, exact = plan.sweeps, min(block.tokens, (plan.sweeps + 1) * block.lag)
             residuals = (relative_change(block.shift(last), block.shift(states)),)
             if largest(float(residuals[0]), block.on_cuda) > OUTGROWN * plan.allowed:
@@ -112,7 +112,7 @@ class Auto(Solver):
             states = sweep(block, states)
             plan.gap = largest(float((block.shift(states) - received).norm() / size), block.on_cuda)
             if done == 1:
-                plan.allowed = max(self.tolerance**2, min(self.tolerance, CHAIN * plan.gap))
+                plan.allowed = min(self.tolerance, max(self.tolerance**2, CHAIN * plan.gap, rounding(received)))
             if plan.gap <= plan.allowed:
                 plan.sweeps = done
                 break
@@ -129,6 +129,13 @@ def sweep(block: RecurrentBlock, states: torch.Tensor | None) -> torch.Tensor:
     """The states after one more sweep and the scan along time."""
     _, readings = block.sweep(None if states is None else block.shift(states))
     return block.scan(readings)
+
+
+def rounding(states: torch.Tensor) -> float:
+    """The relative error that the precision of the layers alone may leave."""
+    device = states.device.type
+    computed = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+    return torch.finfo(computed).eps
 
 
 def clock(block: RecurrentBlock) -> float:
