@@ -33,9 +33,9 @@ class Auto(Solver):
     so each power of two has a plan of its own.
 
     Where the recurrence is a small part of the states, a tenth of the error that one sweep leaves is allowed, down to the
-    square of the tolerance and what rounding leaves. Between measurements the pass that gives the output tells for nothing how much one more sweep
-    changes the states: where that is more than twice the error allowed, the model has outgrown its plan, and the next
-    forward is measured.
+    square of the tolerance and what rounding leaves. Between measurements the pass that gives the output tells for nothing
+    how much one more sweep changes the states: where that is more than twice the error allowed, the model has outgrown its
+    plan, and the next forward is measured.
 
     In a distributed run all processes take the same decisions, by the largest error among them.
     """
