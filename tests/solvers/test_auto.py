@@ -421,7 +421,7 @@ def test_the_memory_goes_through_json(measured: list[int]) -> None:
     read = SolverMemory.from_mapping(json.loads(json.dumps(memory.to_mapping())))
     assert read == memory and read is not memory
     assert read.plan(9) == Plan(
-        sweeps=memory.plan(9).sweeps, gap=memory.plan(9).gap, tokens=9, forwards=3, next_measurement=4
+        memory.plan(9).sweeps, memory.plan(9).gap, memory.plan(9).allowed, tokens=9, forwards=3, next_measurement=4
     )
     assert read != SolverMemory({16: memory.plan(9)})
 
