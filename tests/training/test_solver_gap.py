@@ -260,9 +260,9 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
         found.append((block.tokens, False))
         return solve(self, block)
 
-    def measuring(self: Auto, block: RecurrentBlock, plan: Plan) -> torch.Tensor:
+    def measuring(self: Auto, block: RecurrentBlock, plan: Plan, tokens: int) -> torch.Tensor:
         found[-1] = (block.tokens, True)
-        return measure(self, block, plan)
+        return measure(self, block, plan, tokens)
 
     monkeypatch.setattr(Auto, "solve", solving)
     monkeypatch.setattr(Auto, "measure", measuring)

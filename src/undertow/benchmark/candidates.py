@@ -21,8 +21,8 @@ T = TypeVar("T")
 MATCHED = "transformer, as many parameters"
 
 
-def transformer(bench: Bench, width: int | None = None) -> Any:
-    """A Llama-like model in the benchmark's shape, or of another width."""
+def transformer(bench: Bench, width: int | None = None, device: str | None = None) -> Any:
+    """A Llama-like model in the benchmark's shape, or of another width or on another device."""
     width = width or bench.width
     torch.manual_seed(bench.seed)
     config = LlamaConfig(
@@ -37,8 +37,8 @@ def transformer(bench: Bench, width: int | None = None) -> Any:
         bos_token_id=None,
         eos_token_id=None,
     )
-    model: Any = LlamaForCausalLM(config)
-    return model.to(bench.device)
+    with torch.device(device or bench.device):
+        return LlamaForCausalLM(config)
 
 
 def recurrent(bench: Bench, solver: Solver | None = None, prefill: Solver | None = None) -> Any:
@@ -60,11 +60,13 @@ def count(model: Any) -> int:
 
 def matched(bench: Bench) -> Any:
     """The least wide Transformer, in steps of 4, that has as many parameters as the recurrent model."""
-    wanted = count(recurrent(bench))
+    with torch.device("meta"):  # counted without memory
+        pathway = bench.recurrence.build(bench.layers, bench.width, lambda hidden: hidden)
     width = bench.width
-    while count(model := transformer(bench, width)) < wanted:
+    wanted = count(transformer(bench, width, "meta")) + count(pathway)
+    while count(transformer(bench, width, "meta")) < wanted:
         width += 4
-    return model
+    return transformer(bench, width)
 
 
 def training_solvers(bench: Bench) -> dict[str, Solver]:

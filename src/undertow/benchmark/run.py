@@ -13,7 +13,7 @@ import torch
 from undertow.benchmark.candidates import MATCHED, matched, prefill_solvers, recurrent, training_candidates, transformer
 from undertow.benchmark.memory import peak_memory
 from undertow.benchmark.settings import Bench
-from undertow.benchmark.timing import Timing, interleaved
+from undertow.benchmark.timing import Timing, TokenClock, interleaved, timed
 from undertow.config import to_mapping
 from undertow.evaluation.report import table
 from undertow.files import write_text
@@ -60,8 +60,8 @@ def train_step(settings: Bench) -> dict[str, Timing]:
 
         return run
 
-    steps = {name: step(make().train()) for name, make in training_candidates(settings).items()}
-    return interleaved(steps, MATCHED, settings.rounds, settings.device)
+    steps = {name: timed(step(make().train()), settings.device) for name, make in training_candidates(settings).items()}
+    return interleaved(steps, MATCHED, settings.rounds)
 
 
 def prefill(settings: Bench) -> dict[str, Timing]:
@@ -74,33 +74,32 @@ def prefill(settings: Bench) -> dict[str, Timing]:
         found: torch.Tensor = model(input_ids=ids, use_cache=True, logits_to_keep=kept).logits
         return found
 
-    steps = {name: partial(logits, model) for name, model in models.items()}
-    timings = interleaved(steps, MATCHED, settings.rounds, settings.device)
+    steps = {name: timed(partial(logits, model), settings.device) for name, model in models.items()}
+    timings = interleaved(steps, MATCHED, settings.rounds)
     exact = logits(models["exact"], settings.prompt)
     errors = {name: float((logits(models[name], settings.prompt) - exact).abs().max()) for name in prefill_solvers()}
     return {name: dataclasses.replace(timing, error=errors.get(name)) for name, timing in timings.items()}
 
 
 def decode(settings: Bench) -> dict[str, Timing]:
+    """`generate()`, a token of it; the prefill of the prompt is a measure of its own."""
     ids = torch.randint(0, settings.vocabulary, (1, 16), device=settings.device)
     models = {"transformer": transformer(settings), MATCHED: matched(settings), "recurrent": recurrent(settings)}
 
-    def step(model: Any) -> Any:
-        def run() -> None:
-            count = settings.generated
-            model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                min_new_tokens=count,
-                max_new_tokens=count,
-                do_sample=False,
-                pad_token_id=0,
-            )
+    def seconds(model: Any) -> float:
+        count, ticks = settings.generated, TokenClock(settings.device)
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            min_new_tokens=count,
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+            streamer=ticks,
+        )
+        return ticks.seconds_per_token
 
-        return run
-
-    timings = interleaved({name: step(m.eval()) for name, m in models.items()}, MATCHED, settings.rounds, settings.device)
-    return {name: dataclasses.replace(t, seconds=t.seconds / settings.generated) for name, t in timings.items()}
+    return interleaved({name: partial(seconds, m.eval()) for name, m in models.items()}, MATCHED, settings.rounds)
 
 
 def memory(settings: Bench) -> dict[str, Timing]:

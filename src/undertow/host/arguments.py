@@ -45,7 +45,7 @@ def leaves(call: Call) -> Iterator[tuple[Path, Any]]:
 
 
 def _leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
-    if isinstance(value, tuple | list):
+    if isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
             yield from _leaves((*path, index), item)
     elif isinstance(value, dict):
@@ -63,7 +63,7 @@ def replace(call: Call, change: Callable[[Path, Any], Any]) -> Call:
 
 # Not a closure in `replace`: one that calls itself is a reference cycle, and would keep a rollout's buffers alive.
 def _replace(path: Path, value: Any, change: Callable[[Path, Any], Any]) -> Any:
-    if isinstance(value, tuple | list):
+    if isinstance(value, (tuple, list)):
         return type(value)(_replace((*path, index), item, change) for index, item in enumerate(value))
     if isinstance(value, dict):
         return {key: _replace((*path, key), item, change) for key, item in value.items()}
@@ -73,6 +73,17 @@ def _replace(path: Path, value: Any, change: Callable[[Path, Any], Any]) -> Any:
 def find_cache(call: Call) -> Cache | None:
     """The cache among the arguments, whatever its keyword is called."""
     return next((value for _, value in leaves(call) if isinstance(value, Cache)), None)
+
+
+def cache_of(call: Call, layout: CallLayout) -> Cache | None:
+    """The cache among the arguments of a call whose layout is known; each token of a generation asks."""
+    value: Any = call if layout.cache is not None else None
+    for step in layout.cache or ():
+        try:
+            value = value[step]
+        except (IndexError, KeyError):  # some models pass none at all
+            return None
+    return value if isinstance(value, Cache) else None
 
 
 def first_mask(call: Call, layout: CallLayout) -> Any:

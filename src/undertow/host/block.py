@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from undertow.host.arguments import Call, Cutter, Group, replace
 from undertow.host.checkpointing import checkpoints, without_checkpointing
-from undertow.host.looping import HostedLoop
+from undertow.host.looping import HostedLoop, RunLayer
 from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
 from undertow.host.stack import Recording, first_output
 from undertow.solvers.base import RecurrentBlock
@@ -136,6 +136,13 @@ class HostedBlock(RecurrentBlock):
         present = self._present(self.origin, self.origin + self.tokens)
         return received if present is None else received * present
 
+    @torch.no_grad()
+    def begin(self) -> torch.Tensor | None:
+        if not self.pathway.reads_residual:
+            return None
+        hidden = self.hidden[:, self.origin : self.origin + self.tokens]
+        return self.scan([self.pathway.read(site, hidden) for site in sorted(self.pathway.reads)])
+
     def guess(self, readings: list[torch.Tensor]) -> torch.Tensor:
         return self.pathway.guess(readings)
 
@@ -215,6 +222,15 @@ class HostedBlock(RecurrentBlock):
             group = Group(start, stop, cache, hidden.device)
             if self.loop is not None and self.loop.ledger is not None and self.rollout is None:
                 self.loop.ledger.cursor.start = self.past + start
+
+        def run(layer: int, hidden: torch.Tensor) -> torch.Tensor:
+            position = layer - pathway.first_layer
+            if calls is None:
+                assert group is not None
+                return self._cut_layer(position, hidden, group)
+            args, kwargs = calls[position]
+            return first_output(self.modules[position](hidden, *args, **kwargs))
+
         for site in range(pathway.first_layer, pathway.stop_layer + 1):
             if site in pathway.writes and received is not None:
                 added = pathway.write(site, hidden, received)
@@ -222,25 +238,11 @@ class HostedBlock(RecurrentBlock):
             if site in pathway.reads:
                 readings.append(pathway.read(site, hidden))
             if site < pathway.stop_layer:
-                hidden = self._layers(site, hidden, start, group, calls)
+                hidden = run(site, hidden) if self.loop is None else self._looped(self.loop, site, hidden, start, run)
         return hidden, readings
 
-    def _layers(
-        self, layer: int, hidden: torch.Tensor, start: int, group: Group | None, calls: list[Call] | None
-    ) -> torch.Tensor:
-        """The layer above a site, or, where the loop begins, all of its iterations."""
-
-        def run(index: int, hidden: torch.Tensor) -> torch.Tensor:
-            position = index - self.pathway.first_layer
-            if group is not None:
-                return self._cut_layer(position, hidden, group)
-            assert calls is not None
-            args, kwargs = calls[position]
-            return first_output(self.modules[position](hidden, *args, **kwargs))
-
-        loop = self.loop
-        if loop is None:
-            return run(layer, hidden)
+    def _looped(self, loop: HostedLoop, layer: int, hidden: torch.Tensor, start: int, run: RunLayer) -> torch.Tensor:
+        """The layer above a site or, where the loop begins, all of its iterations."""
         if layer == loop.core.start:
             return loop.fixed(hidden, start, run, self.rollout)
         return run(layer, hidden) if layer in loop.settings.picked and layer not in loop.core else hidden

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from undertow.host.arguments import find_cache, first_mask
+from undertow.host.arguments import cache_of, first_mask
 from undertow.host.block import HostedBlock
 from undertow.host.looping import HostedLoop
 from undertow.host.stack import HostedForward, Recording
@@ -41,7 +41,7 @@ class Forward:
         attachment, pathway = self.attachment, self.attachment.pathway
         hidden = recording.hidden
         batch, tokens = hidden.shape[:2]
-        cache = find_cache(recording.calls[0])
+        cache = cache_of(recording.calls[0], attachment.layouts[0])
         loop = None
         if attachment.loop is not None:
             loop = HostedLoop(attachment, recording, self.inputs, cache, alone=pathway is None)

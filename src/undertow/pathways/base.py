@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -31,6 +32,8 @@ class Pathway(nn.Module, ABC):
         state_width: the width ``W`` of a state ``[B, T, W]``.
         writes: the written sites.
         reads: the read sites.
+        reads_residual: whether a reading of the block's input resembles one of its output, as where the residual stream
+            is read: the states that solvers start from are then made of it.
         writes_without_state: whether `write` also runs for a token with no state to receive, with zeros in its place
             (T²MLR), or is skipped for it (TurboConn, soft tokens).
     """
@@ -39,19 +42,20 @@ class Pathway(nn.Module, ABC):
     state_width: int
     writes: frozenset[int]
     reads: frozenset[int]
+    reads_residual: bool = True
     writes_without_state: bool = False
 
-    @property
+    @cached_property  # each layer of each forward asks
     def first_layer(self) -> int:
         """The first layer of the recurrent block."""
         return min(self.writes)
 
-    @property
+    @cached_property
     def stop_layer(self) -> int:
         """The layer after the last one of the recurrent block."""
         return max(self.reads)
 
-    @property
+    @cached_property
     def block(self) -> range:
         """The layers of the recurrent block."""
         return range(self.first_layer, self.stop_layer)

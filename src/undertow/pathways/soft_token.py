@@ -34,6 +34,7 @@ class SoftTokenPathway(Pathway):
     """Writes ``(1 - λ) e + λ R`` at site 0, where R is ``softmax(head(norm(h))) E`` of the last token."""
 
     lag = 1
+    reads_residual = False  # the head would decode embeddings
 
     def __init__(self, settings: SoftToken, layers: int, width: int, decode: Decode) -> None:
         super().__init__()

@@ -170,5 +170,5 @@ class TurboConnPathway(Pathway):
     def update(self, readings: list[torch.Tensor], state: torch.Tensor | None) -> torch.Tensor:
         if len(self.order) == 1:
             return readings[0]
-        connections = [piece for reading in readings for piece in reading.split(self.rank, dim=-1)]
+        connections = torch.cat(readings, dim=-1).split(self.rank, dim=-1)
         return torch.cat([connections[i] for i in self.order], dim=-1)

@@ -9,10 +9,17 @@ from typing import ClassVar
 import torch
 
 from undertow.errors import ConfigError
+from undertow.solvers.agreement import largest
 from undertow.solvers.base import Plan, RecurrentBlock, Solver, SolverReport
 from undertow.solvers.gradients import Gradient
 from undertow.solvers.sequential import roll_out
-from undertow.solvers.solution import pass_at_solution
+from undertow.solvers.solution import pass_at_solution, relative_change
+
+# How much of the error after one sweep may be left. A recurrence that is coming into use is at first a small part of the
+# states, and a model cannot learn to follow a chain whose sweeps are wrong by as much as that part.
+CHAIN = 0.1
+# One more sweep changes the states of a fitting plan by less than about the error allowed; batches differ somewhat.
+OUTGROWN = 2.0
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,13 @@ class Auto(Solver):
     the same batch, and the sweeps until the next such measurement are as many as brought the states within `tolerance` of
     the exact ones, or the rollout itself if that many sweeps would cost more. Sequences of other lengths need other numbers,
     so each power of two has a plan of its own.
+
+    Where the recurrence is a small part of the states, a tenth of the error that one sweep leaves is allowed, down to the
+    square of the tolerance and what rounding leaves. Between measurements the pass that gives the output tells for nothing
+    how much one more sweep changes the states: where that is more than twice the error allowed, the model has outgrown its
+    plan, and the next forward is measured.
+
+    In a distributed run all processes take the same decisions, by the largest error among them.
     """
 
     kind: ClassVar[str] = "auto"
@@ -50,19 +64,20 @@ class Auto(Solver):
 
     def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
         started = time.perf_counter()
-        if block.tokens <= block.lag:  # one group, and so one step, is exact
+        tokens = int(largest(block.tokens, block.on_cuda))
+        if tokens <= block.lag:  # one group, and so one step, is exact
             output, last = roll_out(block)
             return output, last, SolverReport(self.kind, block.tokens, 1, block.tokens, (), time.perf_counter() - started)
-        plan = block.memory.plan(block.tokens)
+        plan = block.memory.plan(tokens)
         plan.forwards += 1
-        measured = plan.forwards >= plan.next_measurement or block.tokens > plan.tokens
+        measured = plan.forwards >= plan.next_measurement or tokens > plan.tokens
         with torch.no_grad():
             if measured:
-                states = self.measure(block, plan)
+                states = self.measure(block, plan, tokens)
             elif plan.sweeps is None:
                 _, states = roll_out(block)
             else:
-                states = sweep(block, None)
+                states = sweep(block, block.begin())
                 for _ in range(plan.sweeps - 1):
                     states = sweep(block, states)
         if torch.is_grad_enabled():
@@ -70,29 +85,41 @@ class Auto(Solver):
         else:
             output, readings = block.sweep(block.shift(states), last=True)
             last = block.scan(readings)
-        rolled = measured or plan.sweeps is None
-        sweeps = 1 if rolled else plan.sweeps or 1
-        exact = block.tokens if rolled else min(block.tokens, (sweeps + 1) * block.lag)
-        return output, last, SolverReport(self.kind, block.tokens, sweeps, exact, (), time.perf_counter() - started)
+        sweeps, exact = 1, block.tokens
+        residuals: tuple[torch.Tensor, ...] = ()
+        if not measured and plan.sweeps is not None:
+            sweeps, exact = plan.sweeps, min(block.tokens, (plan.sweeps + 1) * block.lag)
+            residuals = (relative_change(block.shift(last), block.shift(states)),)
+            if largest(float(residuals[0]), block.on_cuda) > OUTGROWN * plan.allowed:
+                plan.next_measurement = plan.forwards + 1
+        return output, last, SolverReport(self.kind, block.tokens, sweeps, exact, residuals, time.perf_counter() - started)
 
-    def measure(self, block: RecurrentBlock, plan: Plan) -> torch.Tensor:
-        """The exact states ``[B, T, W]`` of this batch; the plan then says how to find those of the next ones."""
+    def measure(self, block: RecurrentBlock, plan: Plan, tokens: int) -> torch.Tensor:
+        """The exact states ``[B, T, W]`` of this batch; the plan then says how to find those of the next ones.
+
+        `tokens` is the length of the longest batch of any process.
+        """
         started = clock(block)
         _, exact = roll_out(block)
         rollout = clock(block) - started
         received = block.shift(exact)
         size = received.norm().clamp_min(torch.finfo(received.dtype).tiny)
-        plan.sweeps, plan.tokens = None, block.tokens
+        plan.sweeps, plan.tokens = None, tokens
         plan.next_measurement = plan.forwards + min(self.every, plan.forwards)
-        states: torch.Tensor | None = None
         started = clock(block)
-        for done in range(1, -(-block.tokens // block.lag)):  # as many sweeps as groups are exact, and dearer
+        states = block.begin()
+        for done in range(1, -(-tokens // block.lag)):  # as many sweeps as groups are exact, and dearer
             states = sweep(block, states)
-            plan.gap = float((block.shift(states) - received).norm() / size)
-            if plan.gap <= self.tolerance:
+            plan.gap = largest(float((block.shift(states) - received).norm() / size), block.on_cuda)
+            if done == 1:
+                plan.allowed = min(self.tolerance, max(self.tolerance**2, CHAIN * plan.gap, rounding(received)))
+            if plan.gap <= plan.allowed:
                 plan.sweeps = done
                 break
-            taken = (clock(block) - started) / rollout if self.rollout_cost is None else done / self.rollout_cost
+            if self.rollout_cost is None:
+                taken = largest((clock(block) - started) / rollout, block.on_cuda)
+            else:
+                taken = done / self.rollout_cost
             if taken * (done + 1) / done > 1:  # one more would cost more than the rollout
                 break
         return exact
@@ -102,6 +129,13 @@ def sweep(block: RecurrentBlock, states: torch.Tensor | None) -> torch.Tensor:
     """The states after one more sweep and the scan along time."""
     _, readings = block.sweep(None if states is None else block.shift(states))
     return block.scan(readings)
+
+
+def rounding(states: torch.Tensor) -> float:
+    """The relative error that the precision of the layers alone may leave."""
+    device = states.device.type
+    computed = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+    return torch.finfo(computed).eps
 
 
 def clock(block: RecurrentBlock) -> float:

