@@ -78,8 +78,8 @@ def inspect_depth(run: Path, examples: int) -> str:
     model.eval()
 
     losses = loss_by_depth(model, batch, depths)
-    answers = getattr(recipe.task, "measured_by", "answers") == "answers"
-    accuracies = accuracy_by_depth(model, tokenizer, recipe, depths, examples) if answers else {}
+    scored = recipe.task.measured_by != "loss"
+    accuracies = accuracy_by_depth(model, tokenizer, recipe, depths, examples) if scored else {}
     exits = measure_exits(model, batch, rules_for(model), end)
     states = iteration_states(model, batch, end)
     distances = convergence(states)
@@ -121,7 +121,7 @@ def rules_for(model: Any) -> tuple[ExitRule, ...]:
 
 
 def accuracy_by_depth(model: Any, tokenizer: Any, recipe: Recipe, depths: list[int], examples: int) -> dict[int, float]:
-    """Share of right answers over the recipe's lengths when every token runs so many iterations."""
+    """Share of right answers, or of sequences all of whose labels are right, over the recipe's lengths at each depth."""
     found = {}
     for depth in depths:
         with at_depth(model, depth):

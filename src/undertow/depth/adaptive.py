@@ -20,7 +20,7 @@ class AdaptivePass(Protocol):
         """Only these rows ``[b]``, numbered as in the whole batch, go on."""
 
     def iterate(self, state: torch.Tensor, index: int, moving: torch.Tensor | None) -> torch.Tensor:
-        """Iteration `index` of the running rows ``[b, T, D]``; only tokens that are `moving` ``[b, T]``, or all, enter it."""
+        """Iteration `index` of the running rows ``[b, T, D]``; only tokens `moving` ``[b, T]`` enter it, all for None."""
 
     def logits(self, state: torch.Tensor, index: int, moving: torch.Tensor | None, first: bool) -> torch.Tensor:
         """The logits ``[b, T, V]`` of the running rows' states; `first` says that this is the first such call."""
@@ -43,7 +43,9 @@ class Outcome:
     depths: torch.Tensor
     logits: torch.Tensor | None
 
-    def put(self, rows: torch.Tensor | None, states: torch.Tensor, depths: torch.Tensor, logits: torch.Tensor | None) -> None:
+    def put(
+        self, rows: torch.Tensor | None, states: torch.Tensor, depths: torch.Tensor, logits: torch.Tensor | None
+    ) -> None:
         """Note what is known of these rows ``[b]``, or of all."""
         if rows is None:
             self.states, self.depths, self.logits = states, depths, logits

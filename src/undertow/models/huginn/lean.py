@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from undertow.models.huginn.blocks import Attention, BranchEnd, Context, GatedMLP, RMSNorm, SandwichBlock, rotate
+from undertow.models.huginn.blocks import Attention, BranchEnd, Context, GatedMLP, RMSNorm, SandwichBlock
 
 _PLAIN = {SandwichBlock, Attention, GatedMLP, RMSNorm, BranchEnd, nn.Linear}
 
@@ -45,9 +45,9 @@ class LeanBlock:
         # One token is a vector: its products are then those of a matrix and a vector, which read the matrix once, in order.
         hidden = hidden.reshape(self.width) if hidden.numel() == self.width else hidden.reshape(-1, self.width)
         attended = self.attention(self.norm(hidden, 0), shape, context)
-        hidden = self.norm(multiply(attended, self.attended).add_(hidden), 1)
+        hidden = self.norm(multiply(attended, self.attended, hidden), 1)
         gate, up = multiply(self.norm(hidden, 2), self.gated).chunk(2, dim=-1)
-        return self.norm(multiply(F.silu(gate).mul_(up), self.down).add_(hidden), 3).view(shape)
+        return self.norm(multiply(F.silu(gate).mul_(up), self.down, hidden), 3).view(shape)
 
     def norm(self, hidden: torch.Tensor, which: int) -> torch.Tensor:
         """The RMSNorm: its mean square comes from the length of the vector, one call on a CPU."""
@@ -62,7 +62,9 @@ class LeanBlock:
         both, values = projected[:, :, :2], projected[:, :, 2].transpose(1, 2)
         if self.bias is not None:
             both = both + self.bias[:, 0]
-        queries, keys = rotate(both.flatten(2, 3), context).transpose(1, 2).split(self.heads, dim=1)
+        pairs = torch.view_as_complex(both.view(batch, tokens, 2 * self.heads, self.head_width // 2, 2))
+        turned = torch.view_as_real(pairs * context.turns).view(batch, tokens, 2, self.heads, self.head_width)
+        queries, keys = turned.permute(2, 0, 3, 1, 4).unbind()
         if context.cache is not None:
             keys, values = context.cache.layers[self.layer].update(keys, values)  # type: ignore[union-attr]
         causal = context.mask is None and tokens > 1
@@ -70,6 +72,8 @@ class LeanBlock:
         return attended.transpose(1, 2).reshape(hidden.shape)
 
 
-def multiply(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The linear map of a vector ``[D]`` or of rows ``[N, D]``."""
-    return torch.mv(weight, hidden) if hidden.ndim == 1 else F.linear(hidden, weight)
+def multiply(hidden: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """The linear map of a vector ``[D]`` or of rows ``[N, D]``, added to `residual`."""
+    if hidden.ndim == 1:
+        return torch.mv(weight, hidden) if residual is None else torch.addmv(residual, weight, hidden)
+    return F.linear(hidden, weight) if residual is None else torch.addmm(residual, hidden, weight.T)
