@@ -96,6 +96,32 @@ def train(run: Callable[[], torch.Tensor], batch: torch.Tensor) -> None:
     F.cross_entropy(run()[:, :-1].flatten(0, 1), batch[:, 1:].flatten()).backward()
 
 
+def differences(folder: Path) -> dict[str, Any]:
+    """The largest difference of the logits at r iterations, their spread, and the largest of the gradients after 3 + 2.
+
+    With gradient the blocks run as they are defined, without it as lean ones do.
+    """
+    torch.manual_seed(0)
+    shape = {"n_embd": 96, "n_heads": 4, "vocab_size": 512, "intermediate_size": 256, "block_size": 256}
+    ours = HuginnForCausalLM(HuginnConfig(**shape)).eval()
+    public, _ = public_model(folder, shape | {"mean_recurrence": DEPTH, "mean_backprop_depth": 8}, ours.state_dict())
+    ids, initial = torch.randint(0, 512, (2, 17)), torch.randn(2, 17, 96)
+    found: dict[str, Any] = {}
+    for depth in (1, 4, 32):
+        for name, graded in (("blocks", True), ("lean", False)):
+            with torch.set_grad_enabled(graded):
+                mine = ours(ids, depth=(0, depth), initial=initial).logits
+                other = public(ids, num_steps=torch.tensor([0, depth]), input_states=initial).logits
+            found[f"r = {depth}, {name}"] = float((mine - other).detach().abs().max())
+            found["spread"] = float(other.detach().std())
+    for model, inputs in ((ours, {"depth": (3, 2)}), (public, {"num_steps": torch.tensor([3, 2])})):
+        start = {"initial" if model is ours else "input_states": initial}
+        train(lambda: model(ids, **inputs, **start).logits, ids)  # noqa: B023
+    theirs = dict(public.named_parameters())
+    found["gradients"] = max(float((p.grad - theirs[name].grad).abs().max()) for name, p in ours.named_parameters())
+    return found
+
+
 def compare(folder: Path, width: int, context: int, rows: int, rounds: int, new: int) -> dict[str, Any]:
     torch.manual_seed(0)
     shape = {"n_embd": width, "n_heads": 4, "vocab_size": VOCABULARY, "intermediate_size": 3 * width, "block_size": 1024}
@@ -137,6 +163,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    equal = differences(options.folder)
+    print(json.dumps(equal), flush=True)
     results = []
     for width in options.widths:
         for context in options.contexts:
@@ -150,7 +178,7 @@ def main() -> None:
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         versions = {"torch": torch.__version__, "transformers": transformers.__version__, "threads": 1, "depth": DEPTH}
-        options.output.write_text(json.dumps({**versions, "results": results}, indent=1) + "\n")
+        options.output.write_text(json.dumps({**versions, "differences": equal, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

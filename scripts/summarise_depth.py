@@ -47,7 +47,8 @@ def summarise(run: Path) -> dict[str, Any]:
         depths = sorted(set.intersection(*(set(seed[measure]) for seed in seeds)))
         result[measure] = {depth: spread([seed[measure][depth] for seed in seeds]) for depth in depths}
     versions = folders[0] / "versions.json"
-    result["versions"] = json.loads(versions.read_text(encoding="utf-8")) if versions.is_file() else None
+    known = json.loads(versions.read_text(encoding="utf-8")) if versions.is_file() else {}
+    result["versions"] = {name: value for name, value in known.items() if name != "command"}
     return result
 
 

@@ -51,8 +51,9 @@ def rotary_table(config: HuginnConfig) -> torch.Tensor:
 
 def rotate(heads: torch.Tensor, context: Context) -> torch.Tensor:
     """Turn each pair of neighbouring channels of ``[B, T, heads, head width]`` by its token's angle, in fp32."""
-    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * context.turns).flatten(-2).type_as(heads)
+    even, odd = heads.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cosines, sines = context.turns.real, context.turns.imag
+    return torch.stack([even * cosines - odd * sines, odd * cosines + even * sines], dim=-1).flatten(-2).type_as(heads)
 
 
 class RMSNorm(nn.Module):
