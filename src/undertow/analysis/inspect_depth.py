@@ -85,16 +85,17 @@ def inspect_depth(run: Path, examples: int) -> str:
     distances = convergence(states)
     apart = path_independence(model, batch, end)
     kinds = behaviours(states)
-    row = int(batch["attention_mask"][0].argmax())  # where the first row's text begins
-    ids = batch["input_ids"][0, row:]
+    start = int(batch["attention_mask"][0].argmax())  # the first row without its padding, on either side
+    row = slice(start, start + int(batch["attention_mask"][0].sum()))
+    ids = batch["input_ids"][0, row]
     words = [str(tokenizer.decode([int(token)])) or "·" for token in ids]
-    lens = iteration_logits(model, batch, mean)[:, 0, row:]
+    lens = iteration_logits(model, batch, mean)[:, 0, row]
     real = batch["attention_mask"].bool()
 
     output = folder / "depth"
-    figures(output, losses, accuracies, mean, exits, distances[:, 0, row:], words)
-    chosen = sorted(range(len(words)), key=lambda i: -float(distances[-2, 0, row + i]))[:CHOSEN]
-    trajectories_figure(principal_components(states)[:, 0, row:], words, kinds[0][row:], chosen, output / "trajectories.png")
+    figures(output, losses, accuracies, mean, exits, distances[:, 0, row], words)
+    chosen = sorted(range(len(words)), key=lambda i: -float(distances[-2, 0, start + i]))[:CHOSEN]
+    trajectories_figure(principal_components(states)[:, 0, row], words, kinds[0][row], chosen, output / "trajectories.png")
     counted = [
         kind for kept, found in zip(real.tolist(), kinds, strict=True) for k, kind in zip(kept, found, strict=True) if k
     ]
