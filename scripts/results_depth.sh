@@ -30,8 +30,8 @@ for name in depth-text depth-text-fixed; do train $name --task.files="[$text]"; 
 
 # What the iterations do, as figures; exits, caches and drafts.
 "$undertow" inspect depth runs/depth-text/seed-0
-cp runs/depth-text/seed-0/depth/*.png $results/
-mkdir -p $results/s3
+mkdir -p $results/text $results/s3
+cp runs/depth-text/seed-0/depth/*.png $results/text/
 cp runs/depth-s3/seed-0/depth/*.png $results/s3/
 for seed in runs/depth-text/seed-*; do
     "$python" scripts/measure_depth.py "$seed" --prompt 24 --new 20 --output "$results/text-$(basename "$seed").json"
