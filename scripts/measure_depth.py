@@ -3,7 +3,8 @@
     python scripts/measure_depth.py runs/depth-text/seed-0 [--rows 8] [--prompt 32] [--new 32]
 
 Every row of held-out text is decoded token by token, teacher-forced, so that all settings see the same text: the loss is
-that of decoding through the cache. Times are processor time of one thread, settings taking turns.
+that of decoding through the cache. Times are processor time of one thread, settings taking turns, the least of the rounds:
+what the wall clock shows where nothing else runs. The wall clock is noted beside it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,30 +53,37 @@ RULES: tuple[ExitRule, ...] = (
     ArgmaxStability(5),
 )
 POLICIES: dict[str, CachePolicy] = {"full": Full(), "budget 4": Budget(4), "anchor 2+2": Anchor(2, 2), "last": Last()}
-REPEATS = 2
+REPEATS = 3
+
+
+@dataclass
+class Decoded:
+    """Loss and iterations of a decoded token, its seconds by processor and by wall clock, and the cache at the end."""
+
+    loss: float
+    iterations: float
+    seconds: float
+    wall: float
+    cache: DepthCache
 
 
 @torch.no_grad()
 def decode(
     model: Any, text: torch.Tensor, prompt: int, policy: CachePolicy | None = None, warm_start: bool = False, **settings: Any
-) -> tuple[float, float, float, DepthCache]:
-    """Loss, iterations and seconds a decoded token, and the cache, of rows of text ``[B, T]`` after `prompt` tokens."""
+) -> Decoded:
+    """Decode the rows of text ``[B, T]`` after `prompt` tokens."""
     cache = DepthCache(policy, tokens=text.shape[1])
     inputs: dict[str, Any] = {CACHE: cache, "use_cache": True, **settings}
     logits = [model(text[:, :prompt], **inputs).logits[:, -1:]]
     depths = []
-    started = time.process_time()
+    started, wall = time.process_time(), time.perf_counter()
     for at in range(prompt, text.shape[1] - 1):
         output = model(text[:, at : at + 1], **inputs, warm_start=warm_start)
         logits.append(output.logits)
         depths.append(depths_of(model, output))
-    seconds = (time.process_time() - started) / len(depths)
+    seconds, wall = (time.process_time() - started) / len(depths), (time.perf_counter() - wall) / len(depths)
     loss = F.cross_entropy(torch.cat(logits, dim=1).flatten(0, 1).float(), text[:, prompt:].flatten())
-    return float(loss), float(torch.cat(depths, dim=1).float().mean()), seconds, cache
-
-
-def best_of(runs: list[tuple[float, float, float, DepthCache]]) -> tuple[float, float, float, DepthCache]:
-    return min(runs, key=lambda run: run[2])
+    return Decoded(float(loss), float(torch.cat(depths, dim=1).float().mean()), seconds, wall, cache)
 
 
 def measure(run: Path, rows: int, prompt: int, new: int, deep: int) -> dict[str, Any]:
@@ -91,18 +100,32 @@ def measure(run: Path, rows: int, prompt: int, new: int, deep: int) -> dict[str,
     exits: dict[str, Any] = {f"fixed {depth}": {}, f"fixed {get_depth(model)}": {"depth": get_depth(model)}}
     exits |= {f"{rule.kind} {getattr(rule, 'threshold', getattr(rule, 'times', ''))}": {"exit_rule": rule} for rule in RULES}
     exits["kl 0.0005, warm start"] = {"exit_rule": KLDivergence(5e-4), "warm_start": True}
-    timed: dict[str, list[Any]] = {name: [] for name in exits}
+    timed: dict[str, list[Decoded]] = {name: [] for name in exits}
     for _ in range(REPEATS):
         for name, settings in exits.items():
             timed[name].append(decode(model, text, prompt, **({"depth": depth} | settings)))
-    results: dict[str, Any] = {"rows": len(text), "prompt": prompt, "new": new, "limit": depth, "exits": {}, "caches": {}}
+    results: dict[str, Any] = {
+        "torch": torch.__version__,
+        "rows": len(text),
+        "prompt": prompt,
+        "new": new,
+        "limit": depth,
+        "exits": {},
+        "caches": {},
+    }
     for name, runs in timed.items():
-        loss, iterations, seconds, _ = best_of(runs)
-        results["exits"][name] = {"loss": loss, "iterations": iterations, "milliseconds": 1e3 * seconds}
+        best = min(runs, key=lambda run: run.seconds)
+        results["exits"][name] = {
+            "loss": best.loss,
+            "iterations": best.iterations,
+            "milliseconds": 1e3 * best.seconds,
+            "of no exit": best.seconds / min(run.seconds for run in timed[f"fixed {depth}"]),
+            "wall milliseconds": 1e3 * min(run.wall for run in runs),
+        }
     for name, policy in POLICIES.items():
-        loss, _, seconds, cache = decode(model, text, prompt, policy, depth=depth)
-        memory = cache.memory()
-        results["caches"][name] = {"loss": loss, "slots": memory.slots, "bytes a token": memory.used_per_token}
+        found = decode(model, text, prompt, policy, depth=depth)
+        memory = found.cache.memory()
+        results["caches"][name] = {"loss": found.loss, "slots": memory.slots, "bytes a token": memory.used_per_token}
     results["speculative"] = drafts(model, text[:1, :prompt], new, depth)
     return results
 

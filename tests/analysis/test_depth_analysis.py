@@ -124,3 +124,12 @@ def test_inspect(tmp_path: Path) -> None:
     plain = train(recipe(tmp_path, name="plain"), 0)
     with pytest.raises(ConfigError, match="no recurrence"):
         inspect_depth(plain, 4)
+
+
+def test_inspect_scores_a_label_at_every_position(tmp_path: Path) -> None:
+    task = {"kind": "group_tracking", "group": "S3", "min_length": 2, "max_length": 6}
+    depth = {"shape": [1, 1, 1], "schedule": {"kind": "sampled", "mean": 2, "backward": 2}}
+    folder = train(recipe(tmp_path, task=task, evaluation={"lengths": [6]}, depth=depth), 0)
+    inspect_depth(folder, 8)
+    found = json.loads((folder / "depth" / "depth.json").read_text())["accuracy_by_depth"]
+    assert set(found) == {"1", "2", "3", "4", "8"} and all(0 <= share <= 1 for share in found.values())

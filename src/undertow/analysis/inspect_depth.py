@@ -78,23 +78,32 @@ def inspect_depth(run: Path, examples: int) -> str:
     model.eval()
 
     losses = loss_by_depth(model, batch, depths)
-    answers = getattr(recipe.task, "measured_by", "answers") == "answers"
-    accuracies = accuracy_by_depth(model, tokenizer, recipe, depths, examples) if answers else {}
+    scored = recipe.task.measured_by != "loss"
+    accuracies = accuracy_by_depth(model, tokenizer, recipe, depths, examples) if scored else {}
     exits = measure_exits(model, batch, rules_for(model), end)
     states = iteration_states(model, batch, end)
     distances = convergence(states)
     apart = path_independence(model, batch, end)
     kinds = behaviours(states)
+<<<<<<< HEAD
     real = real_tokens(batch)
     row = int(real[0].long().argmax())  # where the first row's text begins
     ids = batch["input_ids"][0, row:]
     words = [str(tokenizer.decode([int(token)])) or "·" for token in ids]
     lens = iteration_logits(model, batch, mean)[:, 0, row:]
+=======
+    start = int(batch["attention_mask"][0].argmax())  # the first row without its padding, on either side
+    row = slice(start, start + int(batch["attention_mask"][0].sum()))
+    ids = batch["input_ids"][0, row]
+    words = [str(tokenizer.decode([int(token)])) or "·" for token in ids]
+    lens = iteration_logits(model, batch, mean)[:, 0, row]
+    real = batch["attention_mask"].bool()
+>>>>>>> six
 
     output = folder / "depth"
-    figures(output, losses, accuracies, mean, exits, distances[:, 0, row:], words)
-    chosen = sorted(range(len(words)), key=lambda i: -float(distances[-2, 0, row + i]))[:CHOSEN]
-    trajectories_figure(principal_components(states)[:, 0, row:], words, kinds[0][row:], chosen, output / "trajectories.png")
+    figures(output, losses, accuracies, mean, exits, distances[:, 0, row], words)
+    chosen = sorted(range(len(words)), key=lambda i: -float(distances[-2, 0, start + i]))[:CHOSEN]
+    trajectories_figure(principal_components(states)[:, 0, row], words, kinds[0][row], chosen, output / "trajectories.png")
     counted = [
         kind for kept, found in zip(real.tolist(), kinds, strict=True) for k, kind in zip(kept, found, strict=True) if k
     ]
@@ -121,7 +130,7 @@ def rules_for(model: Any) -> tuple[ExitRule, ...]:
 
 
 def accuracy_by_depth(model: Any, tokenizer: Any, recipe: Recipe, depths: list[int], examples: int) -> dict[int, float]:
-    """Share of right answers over the recipe's lengths when every token runs so many iterations."""
+    """Share of right answers, or of sequences all of whose labels are right, over the recipe's lengths at each depth."""
     found = {}
     for depth in depths:
         with at_depth(model, depth):

@@ -19,10 +19,10 @@ class AdaptivePass(Protocol):
     def keep(self, rows: torch.Tensor) -> None:
         """Only these rows ``[b]``, numbered as in the whole batch, go on."""
 
-    def iterate(self, state: torch.Tensor, index: int, moving: torch.Tensor) -> torch.Tensor:
-        """Iteration `index` of the running rows ``[b, T, D]``; only tokens that are `moving` ``[b, T]`` enter it."""
+    def iterate(self, state: torch.Tensor, index: int, moving: torch.Tensor | None) -> torch.Tensor:
+        """Iteration `index` of the running rows ``[b, T, D]``; only tokens `moving` ``[b, T]`` enter it, all for None."""
 
-    def logits(self, state: torch.Tensor, index: int, moving: torch.Tensor, first: bool) -> torch.Tensor:
+    def logits(self, state: torch.Tensor, index: int, moving: torch.Tensor | None, first: bool) -> torch.Tensor:
         """The logits ``[b, T, V]`` of the running rows' states; `first` says that this is the first such call."""
 
     def gate(self, state: torch.Tensor) -> torch.Tensor:
@@ -43,6 +43,17 @@ class Outcome:
     depths: torch.Tensor
     logits: torch.Tensor | None
 
+    def put(
+        self, rows: torch.Tensor | None, states: torch.Tensor, depths: torch.Tensor, logits: torch.Tensor | None
+    ) -> None:
+        """Note what is known of these rows ``[b]``, or of all."""
+        if rows is None:
+            self.states, self.depths, self.logits = states, depths, logits
+            return
+        self.states, self.depths = self.states.index_copy(0, rows, states), self.depths.index_copy(0, rows, depths)
+        if self.logits is not None and logits is not None:
+            self.logits = self.logits.index_copy(0, rows, logits)
+
 
 def iterate_until_done(
     forward: AdaptivePass, state: torch.Tensor, rule: ExitRule, limit: int, running: torch.Tensor | None = None
@@ -53,35 +64,41 @@ def iterate_until_done(
     all tokens are done is computed no further. Each row gets what it would get alone. `running` ``[B, T]`` leaves out
     padding.
     """
-    states = state
     moving = torch.ones(state.shape[:2], dtype=torch.bool, device=state.device) if running is None else running.clone()
-    depths = torch.zeros(state.shape[:2], dtype=torch.long, device=state.device)
+    # Rows of one token each leave as a whole, so that those that run have no token that rests.
+    whole = state.shape[1] == 1 and bool(moving.all())
+    found = Outcome(state, torch.zeros_like(moving, dtype=torch.long), None)
+    depths = found.depths  # of the running rows, as are `state` and `logits`
+    rows: torch.Tensor | None = None  # which ones these are; None for all
     logits: torch.Tensor | None = None
-    rows = torch.arange(state.shape[0], device=state.device)
     watch, first = rule.watch(), True
     for index in range(limit):
-        new = torch.where(moving[..., None], forward.iterate(state, index, moving), state)
-        depths[rows] += moving
-        states = new if len(rows) == len(states) else states.index_copy(0, rows, new)
-        if index + 1 >= rule.minimum or index + 1 == limit:
-            seen = forward.logits(new, index, moving, first) if rule.needs_logits else None
+        before, going = state, None if whole else moving
+        state = forward.iterate(state, index, going)
+        if not whole:
+            state = torch.where(moving[..., None], state, before)
+        depths = depths + moving
+        if index + 1 < rule.minimum and index + 1 < limit:
+            continue
+        if rule.needs_logits:
+            seen = forward.logits(state, index, going, first)
+            logits = seen if logits is None or whole else torch.where(moving[..., None], seen, logits)
             first = False
-            if seen is not None:
-                if logits is None:
-                    logits = seen.clone()
-                else:
-                    logits[rows] = torch.where(moving[..., None], seen, logits[rows])
-            if index + 1 < limit:
-                gate = forward.gate if forward.has_gate else None
-                done = watch.done(Evidence(index + 1, state, new, seen, forward.positions, gate))
-                moving = moving & ~done
-                going = moving.any(dim=1)
-                if not bool(going.all()):
-                    staying = going.nonzero()[:, 0]
-                    if not len(staying):
-                        break
-                    rows, moving, new = rows[staying], moving[staying], new[staying]
-                    forward.keep(rows)
-                    watch.keep(staying)
-        state = new
-    return Outcome(states, depths, logits)
+        if index + 1 == limit:
+            break
+        gate = forward.gate if forward.has_gate else None
+        moving = moving & ~watch.done(Evidence(index + 1, before, state, logits, forward.positions, gate))
+        staying = moving.any(dim=1)
+        if bool(staying.all()):
+            continue
+        found.put(rows, state, depths, logits)
+        kept = staying.nonzero()[:, 0]
+        if not len(kept):
+            return found
+        rows = kept if rows is None else rows[kept]
+        state, depths, moving = state[kept], depths[kept], moving[kept]
+        logits = None if logits is None else logits[kept]
+        forward.keep(rows)
+        watch.keep(kept)
+    found.put(rows, state, depths, logits)
+    return found

@@ -241,7 +241,7 @@ class HostedPass:
                 done[id(call[1])] = pick_rows(call, layouts[index], rows, len(self.whole))
             self.recording.calls.append(done[id(call[1])])
 
-    def iterate(self, state: torch.Tensor, index: int, moving: torch.Tensor) -> torch.Tensor:
+    def iterate(self, state: torch.Tensor, index: int, moving: torch.Tensor | None) -> torch.Tensor:
         self.cursor.iteration, self.cursor.moving, self.cursor.first = index, moving, False
         hidden = self.loop.enter(state, self.embedding, index)
         for layer in self.loop.settings.core:
@@ -254,11 +254,13 @@ class HostedPass:
             state = recording.run(layer, state)
         return state
 
-    def logits(self, state: torch.Tensor, index: int, moving: torch.Tensor, first: bool) -> torch.Tensor:
+    def logits(self, state: torch.Tensor, index: int, moving: torch.Tensor | None, first: bool) -> torch.Tensor:
         self.cursor.iteration, self.cursor.moving, self.cursor.first = index, moving, first
         hidden = self.coda(state, self.recording)
         if self.finished is None:
             self.finished = hidden.clone()
+        elif moving is None:
+            self.finished[self.rows] = hidden
         else:
             self.finished[self.rows] = torch.where(moving[..., None], hidden, self.finished[self.rows])
         return self.loop.attachment.decode.logits(hidden)

@@ -139,9 +139,15 @@ class DepthTraining:
         metrics = super().evaluate(*args, metric_key_prefix=metric_key_prefix, **kwargs)  # type: ignore[misc]
         if self.depth is not None:
             for depth in self.depth.measured:
+                name = f"{metric_key_prefix}_depth_{depth}"
+                if depth == self.depth.mean:  # what has just been measured
+                    known = {f"{name}_loss": metrics[f"{metric_key_prefix}_loss"]}
+                    self.log(known)
+                    metrics |= known
+                    continue
                 self._measured_depth = depth
                 try:
-                    metrics |= super().evaluate(*args, metric_key_prefix=f"{metric_key_prefix}_depth_{depth}", **kwargs)  # type: ignore[misc]
+                    metrics |= super().evaluate(*args, metric_key_prefix=name, **kwargs)  # type: ignore[misc]
                 finally:
                     self._measured_depth = None
         return metrics

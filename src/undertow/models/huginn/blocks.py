@@ -17,14 +17,13 @@ class Context:
     """What every layer of a forward is given besides its input.
 
     Attributes:
-        cosines, sines: of the rotary angles ``[B or 1, T, 1, head width / 2]``, in fp32.
+        turns: the rotary angles as complex numbers of length one ``[B or 1, T, 1, head width / 2]``, in fp32.
         mask: which keys each query sees ``[B or 1, 1, T, N]``; None for the plain causal mask, or for a single query
             that sees all.
         cache: keys and values of the tokens before.
     """
 
-    cosines: torch.Tensor
-    sines: torch.Tensor
+    turns: torch.Tensor
     mask: torch.Tensor | None
     cache: Cache | None
 
@@ -34,7 +33,7 @@ class Context:
         def pick(tensor: torch.Tensor) -> torch.Tensor:
             return tensor if tensor.shape[0] == 1 else tensor[rows]
 
-        return Context(pick(self.cosines), pick(self.sines), None if self.mask is None else pick(self.mask), self.cache)
+        return Context(pick(self.turns), None if self.mask is None else pick(self.mask), self.cache)
 
 
 def rotary_frequencies(config: HuginnConfig, device: torch.device | None = None) -> torch.Tensor:
@@ -53,7 +52,7 @@ def rotary_table(config: HuginnConfig) -> torch.Tensor:
 def rotate(heads: torch.Tensor, context: Context) -> torch.Tensor:
     """Turn each pair of neighbouring channels of ``[B, T, heads, head width]`` by its token's angle, in fp32."""
     even, odd = heads.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cosines, sines = context.cosines, context.sines
+    cosines, sines = context.turns.real, context.turns.imag
     return torch.stack([even * cosines - odd * sines, odd * cosines + even * sines], dim=-1).flatten(-2).type_as(heads)
 
 

@@ -250,7 +250,7 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
             allowed = (causal & mask[:, None, :] | (keys[None] == own[:, None]))[:, None]
         elif past and tokens > 1:
             allowed = torch.ones(tokens, past + tokens, dtype=torch.bool, device=device).tril(past)[None, None]
-        context = Context(angles.cos()[:, :, None], angles.sin()[:, :, None], allowed, cache)
+        context = Context(torch.complex(angles.cos(), angles.sin())[:, :, None], allowed, cache)
         return context, positions.expand(batch, -1), real
 
 

@@ -11,7 +11,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from undertow.depth.cache import Cursor
 from undertow.depth.exits import ExitRule
 from undertow.errors import ConfigError
-from undertow.models.huginn.blocks import Context
+from undertow.models.huginn.blocks import Context, SandwichBlock
+from undertow.models.huginn.lean import LeanBlock, bind
 
 if TYPE_CHECKING:
     from undertow.models.huginn.model import HuginnForCausalLM
@@ -50,6 +51,7 @@ class HuginnPass:
     ) -> None:
         """`embedding` ``[B, T, D]`` is the scaled token embedding; the prelude runs here."""
         self.model, self.positions, self.context, self.cursor = model, positions, context, cursor
+        self.bound: dict[tuple[str, bool], list[SandwichBlock | LeanBlock]] = {}
         self.embedding = self.run("prelude", embedding)
         self.whole = self.embedding, positions, context
 
@@ -73,7 +75,7 @@ class HuginnPass:
         hidden = self.model.transformer["adapter"](torch.cat([state, self.embedding], dim=-1))
         return self.run("core_block", hidden)
 
-    def logits(self, state: torch.Tensor, index: int, moving: torch.Tensor, first: bool) -> torch.Tensor:
+    def logits(self, state: torch.Tensor, index: int, moving: torch.Tensor | None, first: bool) -> torch.Tensor:
         """See `AdaptivePass`."""
         assert self.cursor is not None
         self.cursor.iteration, self.cursor.moving, self.cursor.first = index, moving, first
@@ -86,7 +88,11 @@ class HuginnPass:
 
     def run(self, part: str, hidden: torch.Tensor) -> torch.Tensor:
         """All blocks of the prelude, the core or the coda."""
-        for block in self.model.blocks(part):
+        # Truncated backpropagation changes between iterations without gradient and with it.
+        key = part, torch.is_grad_enabled()
+        if key not in self.bound:
+            self.bound[key] = [bind(block, hidden) for block in self.model.blocks(part)]
+        for block in self.bound[key]:
             hidden = block(hidden, self.context)
         return hidden
 
