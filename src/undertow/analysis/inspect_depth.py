@@ -85,20 +85,12 @@ def inspect_depth(run: Path, examples: int) -> str:
     distances = convergence(states)
     apart = path_independence(model, batch, end)
     kinds = behaviours(states)
-<<<<<<< HEAD
     real = real_tokens(batch)
-    row = int(real[0].long().argmax())  # where the first row's text begins
-    ids = batch["input_ids"][0, row:]
-    words = [str(tokenizer.decode([int(token)])) or "·" for token in ids]
-    lens = iteration_logits(model, batch, mean)[:, 0, row:]
-=======
-    start = int(batch["attention_mask"][0].argmax())  # the first row without its padding, on either side
-    row = slice(start, start + int(batch["attention_mask"][0].sum()))
+    start = int(real[0].long().argmax())  # the first row without its padding, on either side
+    row = slice(start, start + int(real[0].sum()))
     ids = batch["input_ids"][0, row]
     words = [str(tokenizer.decode([int(token)])) or "·" for token in ids]
     lens = iteration_logits(model, batch, mean)[:, 0, row]
-    real = batch["attention_mask"].bool()
->>>>>>> six
 
     output = folder / "depth"
     figures(output, losses, accuracies, mean, exits, distances[:, 0, row], words)
