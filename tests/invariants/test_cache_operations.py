@@ -25,6 +25,7 @@ from helpers import (
 from transformers import DynamicCache, PreTrainedModel
 
 import undertow
+from undertow.host.attach import find_attachment
 from undertow.host.state import HISTORY, StateLayer
 
 WITH_CACHE = [name for name in ARCHITECTURES if name != "mpt"]  # mpt generates without one
@@ -216,6 +217,7 @@ def test_a_cache_that_is_reset_starts_anew(pathway: str) -> None:
 def test_the_state_is_one_small_layer_of_the_cache() -> None:
     """Nothing stays on the modules, and the cache tells its length as ever."""
     model, ids = hosted("llama", "turboconn-3"), tokens(2, 9)
+    assert len(find_attachment(model).pathway.block) > 0  # the bounds of the block are worked out once, and kept
     before = {name: set(vars(module)) for name, module in model.named_modules()}
     cache = DynamicCache(config=model.config)
     feed(model, ids, cache)
