@@ -36,6 +36,8 @@ def test_every_combination_is_a_recipe(path: Path, tmp_path: Path) -> None:
     differing = [(r.task, r.model, r.recurrence, r.solver, r.training) for r in recipes.values()]
     assert all(one not in differing[:place] for place, one in enumerate(differing)), "two combinations are the same"
     for recipe in {(r.model, r.recurrence): r for r in recipes.values()}.values():
+        if recipe.model.path is not None and not Path(recipe.model.path).is_dir():
+            pytest.skip(f"{recipe.model.path} is absent; make models fetches it")
         names = [name for name, _ in outline(recipe).named_parameters()]
         has_weights = recipe.recurrence is not None and recipe.recurrence.kind != "soft-token"
         assert any(".recurrence." in name for name in names) == has_weights
