@@ -59,13 +59,13 @@ def count(model: Any) -> int:
 
 
 def matched(bench: Bench) -> Any:
-    """The least wide Transformer, in steps of 4, that has as many parameters as the recurrent model."""
+    """The least wide Transformer, in steps of its number of heads, with as many parameters as the recurrent model."""
     with torch.device("meta"):  # counted without memory
         pathway = bench.recurrence.build(bench.layers, bench.width, lambda hidden: hidden)
     width = bench.width
     wanted = count(transformer(bench, width, "meta")) + count(pathway)
     while count(transformer(bench, width, "meta")) < wanted:
-        width += 4
+        width += bench.heads
     return transformer(bench, width)
 
 
