@@ -14,17 +14,19 @@ gsm8k=$2
 page=docs/results/turboconn
 mkdir -p "$page"
 
-for study in turboconn-rates turboconn-parity turboconn-lengths turboconn-arithmetic turboconn-smollm2; do
+for study in turboconn-rates turboconn-parity turboconn-arithmetic turboconn-smollm2; do
     "$undertow" study "recipes/cpu/study-$study.yaml"
     cp "runs/$study/summary.json" "$page/$study.json"
     cp "runs/$study/losses.png" "$page/$study.png"
 done
-"$undertow" inspect lengths runs/turboconn-lengths --output "$page"
+parity=runs/turboconn-parity
+"$undertow" inspect lengths $parity/Transformer $parity/soft-token $parity/lag-1-alpha-1 $parity/lag-1-alpha-10 $parity/lag-4-alpha-1 --output "$page"
 "$undertow" inspect choices runs/turboconn-arithmetic > "$page/choices.md"
 
 # Data sets of others, whatever a small model makes of them.
-"$undertow" eval runs/turboconn-arithmetic/lag-1-alpha-1 --task=bbh-arithmetic --task.template=bare --data="$bbh"
-"$undertow" eval runs/turboconn-smollm2/TurboConn-and-LoRA --task=gsm8k --data="$gsm8k" --evaluation.examples=64
+"$undertow" eval runs/turboconn-arithmetic/lag-1-alpha-1/seed-0 --task=bbh-arithmetic --task.template=bare --data="$bbh"
+"$undertow" eval runs/turboconn-smollm2/TurboConn-and-LoRA --task=gsm8k --data="$gsm8k" --evaluation.examples=48 --evaluation.batch=16 \
+    --evaluation.max_new_tokens=8
 
 # Sixty steps of each combination, one at a time, for the time of a step.
 for study in turboconn-parity turboconn-arithmetic; do
@@ -33,3 +35,5 @@ for study in turboconn-parity turboconn-arithmetic; do
     mkdir -p "$page/$study-times"
     "$undertow" inspect latency "runs/$study-times" --output "$page/$study-times"
 done
+
+# The speed of generation, the memory and the time of a training step: scripts/results_speed.sh
