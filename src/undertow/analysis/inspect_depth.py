@@ -20,7 +20,8 @@ from undertow.analysis.depth import (
     principal_components,
 )
 from undertow.analysis.depth_figures import convergence_figure, depth_figure, exits_figure, trajectories_figure
-from undertow.config import from_mapping, load_yaml, to_mapping
+from undertow.analysis.run import first_items, first_seed
+from undertow.config import to_mapping
 from undertow.depth.exits import (
     ArgmaxStability,
     Cosine,
@@ -31,18 +32,14 @@ from undertow.depth.exits import (
     LearnedGate,
     MinPKL,
 )
-from undertow.errors import ConfigError
 from undertow.evaluation.accuracy import accuracy_by_length
 from undertow.evaluation.depth import at_depth, get_depth
 from undertow.evaluation.report import percent, table
-from undertow.evaluation.run import seed_folders
 from undertow.files import write_text
 from undertow.host.attach import find_attachment
 from undertow.models import HuginnForCausalLM
-from undertow.tasks import PadCollator, TaskDataset, real_tokens
-from undertow.training.build import load, quiet_libraries
+from undertow.tasks import PadCollator, real_tokens
 from undertow.training.recipe import Recipe
-from undertow.training.run import MODEL, RECIPE
 
 RULES: tuple[ExitRule, ...] = (
     LatentDifference(0.03),
@@ -64,17 +61,11 @@ def inspect_depth(run: Path, examples: int) -> str:
         CheckpointError: there is no finished run.
         ConfigError: its model has no recurrence in depth, or there are no examples.
     """
-    if examples < 1:
-        raise ConfigError(f"examples is {examples}; look at 1 or more")
-    quiet_libraries()
-    folder = seed_folders(run)[0]
-    recipe = from_mapping(Recipe, load_yaml(folder / RECIPE))
-    model, tokenizer = load(str(folder / MODEL))
+    folder, recipe, model, tokenizer = first_seed(run, examples)
     mean = get_depth(model)
     depths = sorted({max(1, round(share * mean)) for share in SHARES})
     end = END * mean
-    held_out = TaskDataset(recipe.task, "valid", tokenizer, examples)
-    batch = PadCollator(tokenizer)([held_out[i] for i in range(examples)])
+    batch = PadCollator(tokenizer)(first_items(recipe.task, "valid", tokenizer, examples))
     model.eval()
 
     losses = loss_by_depth(model, batch, depths)

@@ -21,7 +21,7 @@ from undertow.evaluation.report import table
 from undertow.evaluation.run import seed_folders
 from undertow.evaluation.study import runs_in
 from undertow.files import write_text
-from undertow.tasks import PadCollator, Split
+from undertow.tasks import PadCollator, Split, Task
 from undertow.training.build import count_parameters, has_recurrence, load, outline, quiet_libraries
 from undertow.training.gates import GATES
 from undertow.training.log import read_log
@@ -36,15 +36,8 @@ def inspect_fidelity(run: Path, examples: int) -> str:
         CheckpointError: there is no finished run.
         ConfigError: its model has no recurrence, or there are no examples.
     """
-    if examples < 1:
-        raise ConfigError(f"examples is {examples}; compare on 1 or more")
-    quiet_libraries()
-    folder = seed_folders(run)[0]
-    recipe = from_mapping(Recipe, load_yaml(folder / RECIPE))
-    model, tokenizer = load(str(folder / MODEL))
-    size = recipe.task.size("valid", tokenizer)
-    numbers = range(examples if size is None else min(examples, size))
-    batch = PadCollator(tokenizer)([recipe.task.encode("valid", number, tokenizer) for number in numbers])
+    _, recipe, model, tokenizer = first_seed(run, examples)
+    batch = PadCollator(tokenizer)(first_items(recipe.task, "valid", tokenizer, examples))
     found = measure_fidelity(model.train(), batch)
     return f"{fidelity_table(found)}\n\n{recommendation(found)}"
 
@@ -160,17 +153,30 @@ def inspect_probes(run: Path, baseline: Path | None, examples: int) -> str:
 
 def prepared(run: Path, examples: int, *splits: Split) -> tuple[Any, Recipe, list[list[dict[str, torch.Tensor]]]]:
     """A run's model, its recipe, and batches of the first examples of some splits of its task, the valid one by default."""
+    _, recipe, model, tokenizer = first_seed(run, examples)
+    collate, found = PadCollator(tokenizer), []
+    for split in splits or ("valid",):
+        items = first_items(recipe.task, split, tokenizer, examples)
+        items.sort(key=lambda item: len(item["input_ids"]))
+        found.append([collate(items[start : start + 32]) for start in range(0, len(items), 32)])
+    return model, recipe, found
+
+
+def first_seed(run: Path, examples: int) -> tuple[Path, Recipe, Any, Any]:
+    """The folder of a run's first seed, its recipe, model and tokenizer, to look at some examples with.
+
+    Raises:
+        CheckpointError: there is no finished run.
+        ConfigError: there are no examples.
+    """
     if examples < 1:
         raise ConfigError(f"examples is {examples}; use 1 or more")
     quiet_libraries()
     folder = seed_folders(run)[0]
-    recipe = from_mapping(Recipe, load_yaml(folder / RECIPE))
-    model, tokenizer = load(str(folder / MODEL))
-    collate, found = PadCollator(tokenizer), []
-    for split in splits or ("valid",):
-        size = recipe.task.size(split, tokenizer)
-        count = examples if size is None else min(examples, size)
-        items = [recipe.task.encode(split, index, tokenizer) for index in range(count)]
-        items.sort(key=lambda item: len(item["input_ids"]))
-        found.append([collate(items[start : start + 32]) for start in range(0, count, 32)])
-    return model, recipe, found
+    return folder, from_mapping(Recipe, load_yaml(folder / RECIPE)), *load(str(folder / MODEL))
+
+
+def first_items(task: Task, split: Split, tokenizer: Any, examples: int) -> list[dict[str, Any]]:
+    """The first examples of a split, encoded; all of them if it holds fewer."""
+    size = task.size(split, tokenizer)
+    return [task.encode(split, index, tokenizer) for index in range(examples if size is None else min(examples, size))]

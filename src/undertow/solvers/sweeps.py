@@ -139,7 +139,7 @@ class Scan(Sweeping):
     starts_plain: ClassVar[bool] = False
 
     sweeps: int = 2
-    """Sweeps, the plain one included. One more pass gives the output."""
+    """Sweeps; one more pass gives the output."""
     backward: int = 1
     """How many of the last sweeps carry gradient."""
     gradient: str = "truncated"
