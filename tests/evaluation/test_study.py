@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from undertow.config import from_mapping, load_yaml, to_mapping
 from undertow.errors import CheckpointError, ConfigError
 from undertow.evaluation import study as study_module
 from undertow.evaluation.figures import curves_figure
-from undertow.evaluation.study import Finding, Study, finding, findings_table, study, train_and_evaluate
+from undertow.evaluation.study import Finding, Study, end_with_parent, finding, findings_table, study, train_and_evaluate
 from undertow.training.log import read_log
 from undertow.training.run import load_recipe, run_folder
 
@@ -56,7 +59,9 @@ def recipe_with(**sections: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs go on in a thread: a process of their own imports all of PyTorch."""
-    monkeypatch.setattr(study_module, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(
+        study_module, "ProcessPoolExecutor", lambda workers, context, initializer: ThreadPoolExecutor(workers)
+    )
 
 
 @pytest.fixture
@@ -358,6 +363,38 @@ def test_a_process_that_is_killed(tmp_path: Path, in_this_process: None, monkeyp
         ConfigError, match=r"was killed, as it is when memory runs out; workers is 1: use fewer, and the same"
     ):
         study(grid(tmp_path))
+
+
+def work_on(alive: Connection, before: Callable[[], None] | None) -> None:
+    """What a process of a study does, without the training: it holds `alive` open as long as it lives."""
+    if before:
+        before()
+    alive.send("working")
+    time.sleep(30)
+
+
+def start_work(alive: Connection, before: Callable[[], None] | None) -> None:
+    """What a study does: it starts a process and waits for it."""
+    worker = get_context("spawn").Process(target=work_on, args=(alive, before))
+    worker.start()
+    alive.close()
+    worker.join()
+
+
+@pytest.mark.parametrize("before", [end_with_parent, None], ids=["", "negative control"])
+def test_the_processes_of_a_study_that_is_killed_end_with_it(before: Callable[[], None] | None) -> None:
+    context = get_context("spawn")
+    seen, alive = context.Pipe(duplex=False)
+    parent = context.Process(target=start_work, args=(alive, before))
+    parent.start()
+    alive.close()
+    assert seen.recv() == "working"
+    parent.kill()
+    ended = seen.poll(timeout=20 if before else 2)  # the end of the pipe can be read once nobody holds it open
+    assert ended == bool(before)
+    if ended:
+        with pytest.raises(EOFError):
+            seen.recv()
 
 
 def test_runs_that_succeed_are_kept_beside_one_that_fails(tmp_path: Path, in_this_process: None) -> None:

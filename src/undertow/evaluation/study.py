@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import statistics
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +143,7 @@ def study(settings: Study) -> str:
         check_test(recipe)
     jobs = [(recipe, seed) for seed in settings.seeds for recipe in recipes.values() if not finished(recipe, seed)]
     waiting, number = iter(jobs), 0
-    with ProcessPoolExecutor(settings.workers, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(settings.workers, get_context("spawn"), end_with_parent) as pool:
         # Only as many as go on at a time are handed over: a pool runs what it holds even after a failure or Ctrl-C.
         running = {pool.submit(train_and_evaluate, *job) for job in itertools.islice(waiting, settings.workers)}
         while running:
@@ -193,6 +195,17 @@ def finished(recipe: Recipe, seed: int) -> bool:
     if not (folder / MODEL).is_dir() or not any((folder / name).is_file() for name in EVALUATIONS):
         return False
     return from_mapping(Recipe, load_yaml(folder / RECIPE)).evaluation == recipe.evaluation
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it ends, however it ends.
+
+    A pool's process would finish its run first, beside whatever is started next. Nothing on disk is lost by that: the same
+    command goes on from the last checkpoint.
+    """
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def train_and_evaluate(recipe: Recipe, seed: int) -> Path:
