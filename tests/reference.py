@@ -120,7 +120,8 @@ class TurboConnEquations(Equations):
                 k = leaving.index(destination)
                 down = self.weights[f"down.{source}.weight"][k * rank : (k + 1) * rank]
                 bias = self.weights[f"down.{source}.bias"][k * rank : (k + 1) * rank]
-                self.new[source, destination] = h @ down.T + bias
+                size = h.pow(2).mean(-1, keepdim=True).sqrt() if self.settings.normalize else 1.0
+                self.new[source, destination] = (h / size) @ down.T + bias
         return h
 
 

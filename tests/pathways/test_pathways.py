@@ -134,10 +134,17 @@ def test_turboconn_starts_as_nothing_and_can_learn() -> None:
     assert pathway.reads == {3, 4}
 
 
+def test_turboconn_reads_states_of_any_size_alike_if_it_normalises() -> None:
+    plain, normal = (of(TurboConn(CONNECTIONS, rank=6, normalize=each).build(4, 32)).double() for each in (False, True))
+    hidden = torch.randn(2, 3, 32, dtype=torch.double)
+    torch.testing.assert_close(normal.read(3, 1000 * hidden), normal.read(3, hidden), rtol=1e-6, atol=1e-6)
+    assert not torch.allclose(plain.read(3, 1000 * hidden), plain.read(3, hidden))
+
+
 def test_wired_takes_every_pair_that_is_far_enough_apart() -> None:
-    wired = TurboConn.wired([4, 2], [0, 1], min_gap=2, lag=2, alpha=1.0, rank=3)
+    wired = TurboConn.wired([4, 2], [0, 1], min_gap=2, lag=2, alpha=1.0, rank=3, normalize=True)
     assert set(wired.connections) == {(4, 0), (4, 1), (2, 0)}
-    assert (wired.lag, wired.alpha, wired.rank) == (2, 1.0, 3)
+    assert (wired.lag, wired.alpha, wired.rank, wired.normalize) == (2, 1.0, 3, True)
 
 
 # --- T²MLR

@@ -31,6 +31,8 @@ class TurboConn(Recurrence):
     """Multiplier of what a connection adds. The paper pairs a small lag with a large alpha and a large lag with 1."""
     rank: int = 120
     """Rank of each connection; it has 2 * rank * width + rank + width parameters."""
+    normalize: bool = False
+    """Whether connections read states at unit root mean square, which the paper's do not; for large residual streams."""
 
     def __post_init__(self) -> None:
         pairs = tuple((int(source), int(destination)) for source, destination in self.connections)
@@ -60,22 +62,23 @@ class TurboConn(Recurrence):
         lag: int = 4,
         alpha: float = 100.0,
         rank: int = 120,
+        normalize: bool = False,
     ) -> TurboConn:
         """The paper's wiring rule (appendix A.5): every pair of the two lists that is at least `min_gap` layers apart."""
         pairs = tuple((s, d) for s in sources for d in destinations if s - d >= min_gap)
         if not pairs:
             raise ConfigError(f"no source lies {min_gap} layers above a destination; use a smaller min_gap")
-        return cls(pairs, lag=lag, alpha=alpha, rank=rank)
+        return cls(pairs, lag=lag, alpha=alpha, rank=rank, normalize=normalize)
 
     @classmethod
-    def preset(cls, name: str, lag: int = 4, alpha: float = 100.0, rank: int = 120) -> TurboConn:
+    def preset(cls, name: str, lag: int = 4, alpha: float = 100.0, rank: int = 120, normalize: bool = False) -> TurboConn:
         """The wiring that the paper used for "llama-3.2-1b", "llama-3.1-8b" or "qwen3-1.7b" (appendix A.5)."""
         if name not in PRESETS:
             raise ConfigError(
                 f"no TurboConn preset is called {name!r}{nearest(name, PRESETS)}; there are {', '.join(PRESETS)}"
             )
         sources, destinations, min_gap = PRESETS[name]
-        return cls.wired(sources, destinations, min_gap, lag=lag, alpha=alpha, rank=rank)
+        return cls.wired(sources, destinations, min_gap, lag, alpha, rank, normalize)
 
     def advice(self, pretrained: bool) -> str | None:
         """What the paper has against this lag and alpha (section 4.4.2), in a sentence; None if nothing.
@@ -138,6 +141,7 @@ class TurboConnPathway(Pathway):
     def __init__(self, settings: TurboConn, width: int) -> None:
         super().__init__()
         rank, self.lag, self.alpha = settings.rank, settings.lag, settings.alpha
+        self.normalize = settings.normalize
         by_source = sorted(settings.connections)
         by_destination = sorted(settings.connections, key=lambda pair: (pair[1], pair[0]))
         self.state_width = rank * len(by_source)
@@ -164,6 +168,8 @@ class TurboConnPathway(Pathway):
         return self.alpha * added
 
     def read(self, site: int, hidden: torch.Tensor) -> torch.Tensor:
+        if self.normalize:
+            hidden = F.rms_norm(hidden, hidden.shape[-1:])
         reading: torch.Tensor = self.down[str(site - 1)](hidden)
         return reading
 
