@@ -14,13 +14,14 @@ gsm8k=$2
 page=docs/results/turboconn
 mkdir -p "$page"
 
-for study in turboconn-rates turboconn-parity turboconn-arithmetic turboconn-smollm2; do
+for study in turboconn-rates turboconn-parity turboconn-lengths turboconn-arithmetic turboconn-smollm2; do
     "$undertow" study "recipes/cpu/study-$study.yaml"
     cp "runs/$study/summary.json" "$page/$study.json"
     cp "runs/$study/losses.png" "$page/$study.png"
 done
 parity=runs/turboconn-parity
 "$undertow" inspect lengths $parity/Transformer $parity/soft-token $parity/lag-1-alpha-1 $parity/lag-1-alpha-10 $parity/lag-4-alpha-1 --output "$page"
+"$undertow" inspect lengths runs/turboconn-lengths --output "$page/to-10-digits"
 "$undertow" inspect choices runs/turboconn-arithmetic > "$page/choices.md"
 
 # Data sets of others, whatever a small model makes of them.

@@ -25,6 +25,9 @@ class MultiStepArithmetic(PromptedTask):
     The text reads as Python does: parentheses stand around every part but the left operand of an equal
     operator (`8 + 2 + 9`), and around what a unary minus applies to (`-(1)`). An example's length is its
     number of operands. With the default lengths, always answering 0 is right one time in five.
+
+    There are only ten prompts of one operand, so that a split holds one of them or none, over and over: of few operands,
+    test by length, from two on.
     """
 
     kind: ClassVar[str] = "arithmetic"
