@@ -158,21 +158,25 @@ def test_a_run_of_epochs_takes_their_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lag", "alpha", "scratch", "pretrained"),
+    ("lag", "alpha", "rate", "scratch", "pretrained"),
     [
-        (4, 100, None, None),
-        (6, 100, None, None),
-        (8, 100, "fell to chance", "fell to chance"),
-        (16, 100, "fell to chance", "fell to chance"),
-        (16, 1, None, None),
-        (4, 1, None, "gained more"),
-        (1, 1, None, "gained more"),
+        (4, 100, 1.92e-5, None, None),
+        (6, 100, 1.92e-5, None, None),
+        (8, 100, 1.92e-5, "fell to chance", "fell to chance"),
+        (16, 100, 1.92e-5, "fell to chance", "fell to chance"),
+        (16, 1, 1.92e-5, None, None),
+        (4, 1, 1.92e-5, None, "gained more"),
+        (1, 1, 1.92e-5, None, "gained more"),
+        (1, 1, 1e-3, None, None),
+        (1, 10, 1e-3, None, None),
+        (4, 100, 1e-3, "use an alpha of 10 or less", "use an alpha of 10 or less"),
+        (4, 100, 5e-4, "is a product above 0.02", "use an alpha of 20 or less"),
     ],
 )
-def test_advice(lag: int, alpha: float, scratch: str | None, pretrained: str | None) -> None:
+def test_advice(lag: int, alpha: float, rate: float, scratch: str | None, pretrained: str | None) -> None:
     recurrence = TurboConn(((1, 0),), lag=lag, alpha=alpha)
     for expected, given in ((scratch, False), (pretrained, True)):
-        advice = recurrence.advice(given)
+        advice = recurrence.advice(given, rate)
         assert advice is None if expected is None else advice is not None and expected in advice
 
 

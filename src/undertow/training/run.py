@@ -138,7 +138,7 @@ def remarks(recipe: Recipe, sets: dict[str, TaskDataset], tokenizer: Any) -> lis
         for reason, count in recipe.task.left_out(split, tokenizer).items():
             found.append(f"{count:,} rows of the {split} split are left out: {reason}")
     if isinstance(recipe.recurrence, TurboConn):
-        advice = recipe.recurrence.advice(pretrained=recipe.model.path is not None)
+        advice = recipe.recurrence.advice(recipe.model.path is not None, recipe.training.learning_rate)
         found += [] if advice is None else [advice]
     return found
 
