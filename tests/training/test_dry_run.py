@@ -14,8 +14,9 @@ from undertow.config import from_mapping, load_yaml
 from undertow.evaluation.study import Study
 from undertow.solvers import Jacobi, Scan, Sequential
 from undertow.tasks import Text, character_tokenizer
-from undertow.training.build import build, load_tokenizer, tokenizer_for
-from undertow.training.dry_run import dry_run, estimate, on_meta, passes
+from undertow.training.build import build, count_parameters, load_tokenizer, outline, tokenizer_for
+from undertow.training.dry_run import dry_run, estimate, passes
+from undertow.training.recipe import Recipe
 from undertow.training.run import load_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -62,7 +63,7 @@ def test_openmath_retrofit(tmp_path: Path) -> None:
     (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
     given = [f"--model.path={tmp_path}", "--task.hub=null", f"--task.train={tmp_path / 'chats.jsonl'}"]
     recipe = load_recipe(RECIPES / "smollm2-1.7b-t2mlr-openmath.yaml", given)
-    found = estimate(recipe, on_meta(recipe, load_tokenizer(str(tmp_path))), load_tokenizer(str(tmp_path)))
+    found = estimate(recipe, outline(recipe), load_tokenizer(str(tmp_path)))
     assert found.parameters == found.trained == 1_711_376_384 + 5 * 2048**2 + 2 * 2048 + 2
     assert found.left_out == 1 / 32 and found.size is not None and 300 < found.size < 600
     steps = math.ceil(found.size * 31 / 32 / 256)
@@ -75,7 +76,7 @@ def test_openmath_retrofit(tmp_path: Path) -> None:
 def test_full_scale_recipes(name: str, local: list[str]) -> None:
     recipe = load_recipe(RECIPES / f"{name}.yaml", local)
     tokenizer = tokenizer_for(recipe)
-    model = on_meta(recipe, tokenizer)
+    model = outline(recipe)
     assert all(parameter.is_meta for parameter in model.parameters())
     found = estimate(recipe, model, tokenizer)
     assert found.parameters == found.trained == PARAMETERS[name]
@@ -94,7 +95,7 @@ def test_full_scale_recipes(name: str, local: list[str]) -> None:
 def test_operations_of_a_plain_model(local: list[str]) -> None:
     recipe = load_recipe(RECIPES / "t2mlr-135m-baseline.yaml", local)
     tokenizer = tokenizer_for(recipe)
-    found = estimate(recipe, on_meta(recipe, tokenizer), tokenizer)
+    found = estimate(recipe, outline(recipe), tokenizer)
     norms = 61 * 584
     matrices = 136_383_272 - norms  # tied: the embeddings count as the head
     assert found.forward == pytest.approx(2 * matrices + 30 * 4 * 576 * 1024)
@@ -102,16 +103,53 @@ def test_operations_of_a_plain_model(local: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"recurrence": tiny.T2MLR}, {"model": {"architecture": "lstm"}}, {"model": {"pauses": 2}}],
-    ids=["plain", "t2mlr", "lstm", "pauses"],
+    [
+        {},
+        {"recurrence": tiny.T2MLR},
+        {"model": {"architecture": "lstm"}},
+        {"model": {"architecture": "gpt2"}},
+        {"model": {"pauses": 2}},
+        {"depth": {"shape": [1, 1, 1]}},
+        {"depth": {"looped": {"prelude": [], "core": [0, 1], "coda": []}}},
+    ],
+    ids=["plain", "t2mlr", "lstm", "gpt2", "pauses", "native depth", "looped"],
 )
 def test_it_counts_what_is_built(changes: dict, tmp_path: Path) -> None:
     recipe = tiny.recipe(tmp_path / "out", **changes)
     model, tokenizer = build(recipe, seed=0)
-    found = estimate(recipe, on_meta(recipe, tokenizer), tokenizer)
+    found = estimate(recipe, outline(recipe), tokenizer)
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert recipe.name in dry_run(recipe) and "without end" in dry_run(recipe)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "depth",
+    [{"shape": [1, 1, 1]}, {"looped": {"prelude": [0], "core": [1], "coda": []}}],
+    ids=["native", "looped"],
+)
+def test_the_core_costs_as_often_as_it_runs(depth: dict, tmp_path: Path) -> None:
+    costs = []
+    for mean in (1, 2, 5):
+        recipe = tiny.recipe(tmp_path, depth=depth | {"schedule": {"kind": "fixed", "depth": mean}})
+        costs.append(estimate(recipe, outline(recipe), tokenizer_for(recipe)).forward)
+    core = costs[1] - costs[0]
+    assert 0 < core < costs[0]
+    assert costs[2] - costs[1] == pytest.approx(3 * core)
+
+
+def test_adapters_beside_a_recurrence(tmp_path: Path) -> None:
+    """The copy of the recurrence that PEFT keeps is no parameter of the model, and its block costs what it does without."""
+    plain = tiny.recipe(tmp_path / "out")
+    model, tokenizer = build(plain, seed=0)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    changes = {"model": {"path": str(tmp_path / "model")}, "recurrence": tiny.TURBOCONN, "lora": {"rank": 2}}
+    recipe = from_mapping(Recipe, tiny.settings(tmp_path / "out") | changes)
+    found = estimate(recipe, outline(recipe), tokenizer)
+    assert found.parameters == count_parameters(build(recipe, seed=0)[0])["parameters"]
+    assert found.trained < found.parameters
+    assert "found by" in dry_run(recipe)
 
 
 def test_passes_are_those_that_a_solver_makes() -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
-from undertow.errors import CheckpointError, ConfigError, DataError
+from undertow.errors import ConfigError, DataError
 from undertow.evaluation.report import table
-from undertow.host import attach
+from undertow.host.attach import find_attachment, find_pathway
 from undertow.host.support import find_stack
-from undertow.models import with_pauses
 from undertow.solvers import Chunked, Jacobi, Scan, Solver
 from undertow.tasks.base import GeneratedTask
-from undertow.training.build import first_line, from_scratch, has_recurrence, load_tokenizer, tokenizer_for, with_adapters
+from undertow.training.build import count_parameters, has_recurrence, load_tokenizer, outline, tokenizer_for
+from undertow.training.depth import DepthSection
 from undertow.training.recipe import Recipe
 
 # Sustained fp32 rates in TFLOP/s that are within reach for a model of this size, not peaks; TF32 on the GPUs.
@@ -61,10 +62,10 @@ def dry_run(recipe: Recipe) -> str:
         UndertowError: the recipe asks for what cannot be done, or its data cannot be read.
     """
     tokenizer = tokenizer_for(recipe) if recipe.model.path is None else load_tokenizer(recipe.model.path)
-    model = on_meta(recipe, tokenizer)
+    model = outline(recipe)
     found = estimate(recipe, model, tokenizer)
     known = "without end" if isinstance(recipe.task, GeneratedTask) else "not counted yet"
-    solver = f", found by {recipe.solver}" if has_recurrence(model) else ""
+    solver = f", found by {recipe.solver}" if recurs_in_time(model) else ""
     lines = [
         f"{recipe.name}: {type(model).__name__}{solver}",
         "",
@@ -95,25 +96,6 @@ def dry_run(recipe: Recipe) -> str:
     return "\n".join(lines)
 
 
-def on_meta(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """The recipe's model with everything attached, without memory for its weights."""
-    with torch.device("meta"):
-        if recipe.model.path is None:
-            model = from_scratch(recipe.model, tokenizer)
-        else:
-            try:
-                model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model.path))
-            except (OSError, ValueError) as error:
-                raise CheckpointError(
-                    f"no model could be described from {recipe.model.path}: {first_line(error)}"
-                ) from error
-        if recipe.model.pauses:
-            model = with_pauses(model, recipe.model.pauses)
-        if recipe.recurrence is not None:
-            attach(model, recipe.recurrence, recipe.solver)
-        return model if recipe.lora is None else with_adapters(model, recipe.lora)
-
-
 def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> Estimate:
     """What training the recipe takes, from its model's shape and its first examples."""
     section = recipe.training
@@ -138,10 +120,10 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
             )
         steps = math.ceil(section.epochs * known * len(kept) / len(lengths) / batch)
 
-    parameters = sum(p.numel() for p in model.parameters())
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    counts = count_parameters(model)
+    parameters, trained = counts["parameters"], counts["trainable"]
     whole, block = layer_costs(recipe, model, tokens)
-    forward_passes, backward_passes = passes(recipe.solver) if has_recurrence(model) else (1, 1)
+    forward_passes, backward_passes = passes(recipe.solver) if recurs_in_time(model) else (1, 1)
     forward = whole + block * (forward_passes - 1)
     backward = 2 * (whole + block * (backward_passes - 1))
     config = model.config.get_text_config()
@@ -163,8 +145,12 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
     )
 
 
+def recurs_in_time(model: Any) -> bool:
+    return has_recurrence(model) and find_attachment(model).pathway is not None
+
+
 def layer_costs(recipe: Recipe, model: Any, tokens: float) -> tuple[float, float]:
-    """Operations a token of one plain forward, and those of them that lie in the recurrent block.
+    """Operations a token of one plain forward, at its mean depth, and those of them that lie in the recurrent block.
 
     Two for each weight of a matrix, and four for each channel of a head and each token it looks back at, half the
     sequence on average.
@@ -178,20 +164,35 @@ def layer_costs(recipe: Recipe, model: Any, tokens: float) -> tuple[float, float
     config = model.config.get_text_config()
     if any(isinstance(module, torch.nn.LSTM) for module in matrices.values()):
         return whole, 0.0
-    stack = find_stack(model) + "."
     settings = getattr(getattr(model, "base", None), "config", config)
     heads = getattr(settings, "num_attention_heads", 0)
     width = getattr(settings, "head_dim", None) or config.hidden_size // max(heads, 1)
     attention = 4.0 * heads * width * tokens / 2
     whole += attention * config.num_hidden_layers
-    if not has_recurrence(model):
+    if recipe.depth is not None:
+        whole += (recipe.depth.mean - 1) * core_cost(recipe.depth, model, costs, attention)
+    if not recurs_in_time(model):
         return whole, 0.0
-    pathway = next(m for name, m in model.named_modules() if name.endswith("recurrence.pathway"))
+    stack, pathway = find_stack(model), find_pathway(model)
     block = attention * len(pathway.block)
-    for name, cost in costs.items():
-        inside = name.startswith(stack) and int(name.removeprefix(stack).partition(".")[0]) in pathway.block
-        block += cost if inside or "recurrence." in name else 0.0
+    block += sum(cost for name, cost in costs.items() if "recurrence." in name or layer_of(name, stack) in pathway.block)
     return whole, block
+
+
+def core_cost(section: DepthSection, model: Any, costs: Mapping[str, float], attention: float) -> float:
+    """Operations a token of one iteration of what a model with recurrence in depth loops."""
+    if section.looped is None:
+        inside = sum(cost for name, cost in costs.items() if ".core_block." in name)
+        return inside + attention * model.config.n_layers_in_recurrent_block
+    stack = find_stack(model)
+    return attention * len(section.looped.core) + sum(
+        cost for name, cost in costs.items() if "recurrence." in name or layer_of(name, stack) in section.looped.core
+    )
+
+
+def layer_of(name: str, stack: str) -> int | None:
+    """The number of the layer in the list `stack` that a module belongs to."""
+    return int(name.removeprefix(f"{stack}.").partition(".")[0]) if name.startswith(f"{stack}.") else None
 
 
 def passes(solver: Solver) -> tuple[int, int]:
