@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 
 from undertow.cli.main import main
 from undertow.config import save_yaml
@@ -66,11 +67,58 @@ def path(tmp_path: Path) -> str:
         ("--task.max_length=3", "valid split, which seems to hold no such prompt; ask for a greater length"),
         ("--training.max_tokens=2", "have more than 2 tokens; raise training.max_tokens"),
         ("--evaluation.batch=0", "evaluation: batch is 0; use 1 or more"),
+        ("--evaluation.lengths=[8, 2]", "at length 2 falls in the test split"),
     ],
 )
 def test_train(override: str, expected: str, path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
     assert expected in refused(["train", path, override])
     assert not (tmp_path / "tiny").exists(), "it left a folder, which would refuse the mended recipe"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--limit=3"], "--limit is an option of --tasks alone; use --evaluation.examples"),
+        (["--batch=3"], "--batch is an option of --tasks alone; use --evaluation.batch"),
+        (["--prefill=jacobi"], "--prefill is an option of --tasks alone"),
+        (["--tasks=arc_easy", "--data=x.jsonl"], "give one of them"),
+        (["--solver=jacobi"], "--solver=jacobi says how a model is made"),
+        (["--training.steps=9"], "--training.steps=9 says how a model is made"),
+    ],
+)
+def test_eval(arguments: list[str], expected: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+    assert expected in refused(["eval", str(tmp_path), *arguments])
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("--key_value_heads=3", "heads, 4, are no multiple of key_value_heads, 3"),
+        ("--threads=0", "threads is 0; use 1 or more"),
+        ("--vocabulary=0", "vocabulary is 0; use 1 or more"),
+        ("--device=gpu", "device is 'gpu'; use cpu or cuda"),
+        pytest.param(
+            "--device=cuda",
+            "PyTorch sees no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
+    ],
+)
+def test_bench(argument: str, expected: str, refused: Callable[[list[str]], str]) -> None:
+    assert expected in refused(["bench", argument])
+
+
+def test_several_processes(path: str, refused: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "uses one process, but is one of 2" in refused(["train", path])
+
+
+def test_seeds_of_another_recipe(path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+    """They would be pooled with this one's."""
+    assert main(["train", path, "--seeds=[0]"]) == 0
+    line = refused(["train", path, "--seeds=[1]", "--model.width=32"])
+    assert "seed-0 was made by another recipe, whose model.width is 16 and not 32" in line
+    assert not (tmp_path / "tiny" / "seed-1").exists()
 
 
 def test_train_with_a_file_that_is_no_recipe(refused: Callable[[list[str]], str], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Evaluating finished runs, one seed or several, and the demo."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -16,6 +17,7 @@ from undertow.evaluation import demo as demo_module
 from undertow.evaluation.demo import demo
 from undertow.evaluation.run import continue_prompt, evaluate, seed_folders
 from undertow.training import train
+from undertow.training.run import load_recipe
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +80,18 @@ def test_one_seed_alone(finished: Path) -> None:
 
 
 def test_overrides_change_the_evaluation_and_not_the_run(finished: Path) -> None:
-    before = (finished / "seed-0" / "recipe.yaml").read_bytes()
+    path = finished / "seed-0" / "recipe.yaml"
+    before = load_recipe(path, [])
     text = evaluate(finished, ["--evaluation.lengths=[7, 9, 10]", "--evaluation.examples=3"])
     assert [row[0] for row in cells(text)] == ["7", "9", "10"]
-    assert (finished / "seed-0" / "recipe.yaml").read_bytes() == before
+    after = load_recipe(path, [])  # what stands in accuracy.json is what its recipe says
+    assert (after.evaluation.lengths, after.evaluation.examples) == ((7, 9, 10), 3)
+    assert dataclasses.replace(after, evaluation=before.evaluation) == before
     with pytest.raises(ConfigError, match=r"unknown key evaluation\.length; did you mean 'lengths'"):
         evaluate(finished, ["--evaluation.length=[7]"])
     with pytest.raises(DataError, match="length 2 falls in the test split"):
         evaluate(finished, ["--evaluation.lengths=[2]"])
+    assert load_recipe(path, []) == after
 
 
 def test_without_lengths_there_is_no_figure(finished: Path) -> None:

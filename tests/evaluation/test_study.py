@@ -24,6 +24,7 @@ from undertow.config import from_mapping, load_yaml, to_mapping
 from undertow.errors import CheckpointError, ConfigError
 from undertow.evaluation import study as study_module
 from undertow.evaluation.figures import curves_figure
+from undertow.evaluation.run import evaluate
 from undertow.evaluation.study import Finding, Study, end_with_parent, finding, findings_table, study, train_and_evaluate
 from undertow.training.log import read_log
 from undertow.training.run import load_recipe, run_folder
@@ -278,6 +279,13 @@ def test_another_evaluation_is_made_of_the_same_models(tmp_path: Path, in_this_p
     assert rows(study(changed))[0] == ["a", "loss", "accuracy at 7", "accuracy at 8", "ms a step"]
     assert [path.stat().st_mtime_ns for path in sorted(changed.folder.rglob("model.safetensors"))] == weights
     assert load_recipe(changed.folder / "b" / "seed-1" / "recipe.yaml", []).evaluation.lengths == (7, 8)
+
+
+def test_another_evaluation_by_hand_is_not_the_study_s(tmp_path: Path, in_this_process: None) -> None:
+    made = grid(tmp_path, axes={"a": {"b": {}}}, seeds=[0])
+    text = study(made)
+    evaluate(made.folder / "b", ["--evaluation.lengths=[7]", "--evaluation.examples=2"])
+    assert study(made) == text
 
 
 def test_an_evaluation_that_was_interrupted_is_made_again(

@@ -111,7 +111,7 @@ def compare_lengths(paths: Sequence[Path], output: Path) -> str:
     lengths = sorted(set.intersection(*(set(run.lengths()) for run in runs)))
     if not lengths:
         raise ConfigError("the runs were tested at no length in common; test them with the same evaluation.lengths")
-    names = [run.recipe.name for run in runs]
+    names = labels([run.recipe.name for run in runs], paths)
     rows: list[list[object]] = [[length, *(spread(run.shares(length)) for run in runs)] for length in lengths]
     rows.append(["perfect to", *(times(run.perfect(), run.trained) for run in runs)])
     found = {
@@ -128,6 +128,11 @@ def compare_lengths(paths: Sequence[Path], output: Path) -> str:
     return (
         f"Greedy accuracy by length, mean over seeds (lowest - highest). Seeds: {seeds}\n\n{table(['length', *names], rows)}"
     )
+
+
+def labels(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
+    """The names of some runs, or their paths if two would be called the same."""
+    return list(names) if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
 def length_figure(runs: Sequence[Run], path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from undertow.analysis.choices import Choices, Chosen, choices_figure, choices_table, measure_choices
+from undertow.analysis.compare import labels
 from undertow.analysis.fidelity import fidelity_table, measure_fidelity, recommendation
 from undertow.analysis.positions import loss_by_position, state_norms
 from undertow.analysis.probes import probe_losses
@@ -139,10 +140,11 @@ def inspect_probes(run: Path, baseline: Path | None, examples: int) -> str:
         CheckpointError: there is no finished run.
         ConfigError: there are no examples.
     """
+    paths = [run, *([] if baseline is None else [baseline])]
     found = {}
-    for path in (run, *([] if baseline is None else [baseline])):
+    for name, path in zip(labels([path.name for path in paths], paths), paths, strict=True):
         model, _, (train, valid) = prepared(path, examples, "train", "valid")
-        found[path.name] = probe_losses(model, train, valid)
+        found[name] = probe_losses(model, train, valid)
     longest = max(len(losses) for losses in found.values())
     rows = [
         [layer, *(f"{losses[layer]:.4f}" if layer < len(losses) else "" for losses in found.values())]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+
 from undertow.errors import ConfigError
 from undertow.pathways import T2MLR, SoftToken, TurboConn
 
@@ -51,7 +53,15 @@ class Bench:
     """Seed of weights and tokens."""
 
     def __post_init__(self) -> None:
-        least = dict.fromkeys(("layers", "width", "tokens", "batch", "prompt", "rounds"), 1) | {"generated": 2}
+        positive = ("layers", "width", "heads", "key_value_heads", "head_width", "vocabulary", "tokens", "batch", "prompt")
+        least = dict.fromkeys((*positive, "rounds", "threads"), 1) | {"generated": 2}
         for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ConfigError(f"bench's {name} is {getattr(self, name)}; use {smallest} or more")
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ConfigError(f"bench's {name} is {value}; use {smallest} or more")
+        if self.heads % self.key_value_heads:
+            raise ConfigError(f"bench's heads, {self.heads}, are no multiple of key_value_heads, {self.key_value_heads}")
+        if self.device.partition(":")[0] not in ("cpu", "cuda"):
+            raise ConfigError(f"bench's device is {self.device!r}; use cpu or cuda")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ConfigError(f"bench's device is {self.device!r}, but PyTorch sees no CUDA device; use cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -24,12 +24,14 @@ class Loss:
         loss: in nats a token.
         tokens: how many were predicted.
         windows: how many windows they stand in, and of how many the split has.
+        left_out: how many of the split are too long.
     """
 
     loss: float
     tokens: int
     windows: int
     of: int
+    left_out: int = 0
 
     @property
     def perplexity(self) -> float:
@@ -43,17 +45,20 @@ def loss_per_token(
     examples: int = 256,
     batch: int = 128,
     split: Split = "test",
+    max_tokens: int | None = None,
+    overlong: Literal["error", "skip"] = "error",
 ) -> Loss:
     """The mean loss over all predicted tokens of the first `examples` items of a split, which must have an end.
 
     One teacher-forced forward for `batch` items at a time, with the exact rollout unless a prefill solver is set.
-    Every token counts alike, whatever the length of its item.
+    Every token counts alike, whatever the length of its item. Items of more than `max_tokens` tokens are refused or left out
+    (see `TaskDataset`).
 
     Raises:
         ConfigError: the split has no end.
-        DataError: its files cannot be read, or hold too little.
+        DataError: its files cannot be read, or hold too little, or an item is too long.
     """
-    dataset, collate = TaskDataset(task, split, tokenizer), PadCollator(tokenizer)
+    dataset, collate = TaskDataset(task, split, tokenizer, max_tokens=max_tokens, overlong=overlong), PadCollator(tokenizer)
     windows = min(examples, len(dataset))
     total, tokens = 0.0, 0
     with evaluating(model):
@@ -68,7 +73,7 @@ def loss_per_token(
                 )
             )
             tokens += int((labels != IGNORED).sum())
-    return Loss(total / tokens, tokens, windows, len(dataset))
+    return Loss(total / tokens, tokens, windows, len(dataset), dataset.skipped)
 
 
 def loss_table(losses: Mapping[str, Loss]) -> str:

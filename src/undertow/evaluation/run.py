@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections import defaultdict
 from pathlib import Path
 
-from undertow.config import apply_overrides, from_mapping, load_yaml
+from undertow.config import apply_overrides, from_mapping, load_yaml, save_yaml
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.evaluation.accuracy import Accuracy, accuracy_by_length, generate
 from undertow.evaluation.figures import accuracy_figure
 from undertow.evaluation.loss import Loss, loss_per_token, loss_table
 from undertow.evaluation.report import accuracy_table
 from undertow.files import write_text
-from undertow.tasks import Example, encode_prompt
-from undertow.training.build import ADAPTER, load, quiet_libraries
+from undertow.tasks import Example, Text, encode_prompt
+from undertow.training.build import ADAPTER, context_of, load, quiet_libraries
+from undertow.training.data import most_tokens
 from undertow.training.recipe import Recipe
 from undertow.training.run import MODEL, RECIPE
 
@@ -62,13 +64,15 @@ def evaluate(run: Path, overrides: list[str]) -> str:
 
 
 def check_test(recipe: Recipe) -> None:
-    """Look at the test split before a training, so that what is wrong with its file is not told after it only.
+    """Look at the test split before a training, so that what is wrong with it is not told after it only.
 
     Raises:
-        ConfigError, DataError: there is no such file, or it is malformed.
+        ConfigError, DataError: there is no such file, it is malformed, or there is no test example of a length.
     """
-    if recipe.task.measured_by != "loss":  # text has one source for all splits
+    if not isinstance(recipe.task, Text):  # it has one source for all splits
         recipe.task.size("test")
+    for length in recipe.evaluation.lengths:
+        recipe.task.example("test", 0, length)
 
 
 def suffix_of(folder: Path, recipe: Recipe) -> str:
@@ -97,16 +101,42 @@ def evaluate_folder(folder: Path, recipe: Recipe, suffix: str = "") -> list[Accu
     write_text(
         folder / f"accuracy{suffix}.json", json.dumps([dataclasses.asdict(result) for result in results], indent=1) + "\n"
     )
+    if not suffix:
+        keep_evaluation(folder, recipe)
     return results
+
+
+def keep_evaluation(folder: Path, recipe: Recipe) -> None:
+    """Write down in the folder's recipe how its model was evaluated last: what a study and comparisons go by."""
+    trained = from_mapping(Recipe, load_yaml(folder / RECIPE))
+    if trained.evaluation != recipe.evaluation:
+        save_yaml(dataclasses.replace(trained, evaluation=recipe.evaluation), folder / RECIPE)
 
 
 def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "") -> Loss:
     """The loss a token of one seed's model on its task's test split, also written to `loss.json` in its folder, with a
     suffix for another text."""
     model, tokenizer = load(str(folder / MODEL))
-    loss = loss_per_token(model, tokenizer, recipe.task, recipe.evaluation.examples, recipe.evaluation.batch)
+    loss = loss_per_token(
+        model,
+        tokenizer,
+        recipe.task,
+        recipe.evaluation.examples,
+        recipe.evaluation.batch,
+        max_tokens=most_tokens(recipe.training, context_of(model)),
+        # Texts are cut to windows, none of which is too long; as in training, rows are left out only if that is asked for.
+        overlong="error" if recipe.training.max_tokens is None or isinstance(recipe.task, Text) else "skip",
+    )
+    if loss.left_out:
+        print(
+            f"undertow: {loss.left_out:,} test examples are left out: they have more than training.max_tokens, "
+            f"{recipe.training.max_tokens}",
+            file=sys.stderr,
+        )
     written = dataclasses.asdict(loss) | {"perplexity": loss.perplexity}
     write_text(folder / f"loss{suffix}.json", json.dumps(written, indent=1) + "\n")
+    if not suffix:
+        keep_evaluation(folder, recipe)
     return loss
 
 

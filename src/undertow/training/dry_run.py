@@ -22,7 +22,7 @@ from undertow.training.depth import DepthSection
 from undertow.training.recipe import Recipe
 
 # Sustained fp32 rates in TFLOP/s that are within reach for a model of this size, not peaks; TF32 on the GPUs.
-DEVICES = {"2 CPU cores": 0.1, "A100": 60.0, "H100": 150.0, "8 x H100": 1100.0}
+DEVICES = {"2 CPU cores": 0.1, "A100": 60.0, "H100": 150.0}
 EXAMPLES = 32  # that the mean length is taken of
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import platform
 import shutil
 import statistics
@@ -21,7 +22,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from undertow.config import apply_overrides, from_mapping, load_yaml, save_yaml, to_mapping
-from undertow.errors import CheckpointError
+from undertow.errors import CheckpointError, ConfigError
 from undertow.files import replacing_folder, write_text
 from undertow.host.attach import find_attachment
 from undertow.pathways import TurboConn
@@ -58,6 +59,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         UndertowError: the recipe asks for what cannot be done.
     """
     quiet_libraries()
+    check_devices()
     folder = run_folder(recipe, seed)
     check_folder(folder, recipe)
     if (folder / MODEL).is_dir():
@@ -241,21 +243,37 @@ def held_out_set(recipe: Recipe, tokenizer: Any, context: int | None = None) -> 
     return examples
 
 
-def check_folder(folder: Path, recipe: Recipe) -> None:
-    """Refuse to go on in the folder of another experiment.
+def check_devices() -> None:
+    """Refuse what would split each batch over devices and so show the same examples several times.
 
     Raises:
-        CheckpointError: the recipe that the folder was made with differs in what it trains.
+        ConfigError: there are several processes, or several GPUs in sight.
     """
-    if not (folder / RECIPE).is_file():
-        return
-    before, now = trained_part(from_mapping(Recipe, load_yaml(folder / RECIPE))), trained_part(recipe)
-    for key in now | before:
-        if before.get(key) != now.get(key):
-            raise CheckpointError(
-                f"{folder} was made by another recipe, whose {key} is {before.get(key)} and not {now.get(key)}; "
-                "choose another name or remove the folder"
-            )
+    processes, devices = int(os.environ.get("WORLD_SIZE", "1")), torch.cuda.device_count()
+    if processes > 1:
+        raise ConfigError(
+            f"undertow train uses one process, but is one of {processes}; start it alone, or train the model with "
+            "transformers.Trainer, which takes any number"
+        )
+    if devices > 1:
+        raise ConfigError(f"undertow train uses one GPU, but sees {devices}; set CUDA_VISIBLE_DEVICES to one of them")
+
+
+def check_folder(folder: Path, recipe: Recipe) -> None:
+    """Refuse to go on in the folder of another experiment, or beside seeds of another.
+
+    Raises:
+        CheckpointError: the recipe that the folder, or another seed's beside it, was made with differs in what it trains.
+    """
+    now = trained_part(recipe)
+    for made in sorted(folder.parent.glob(f"seed-*/{RECIPE}")):
+        before = trained_part(from_mapping(Recipe, load_yaml(made)))
+        for key in now | before:
+            if before.get(key) != now.get(key):
+                raise CheckpointError(
+                    f"{made.parent} was made by another recipe, whose {key} is {before.get(key)} and not {now.get(key)}; "
+                    "choose another name or remove the folder"
+                )
 
 
 def trained_part(recipe: Recipe) -> dict[str, Any]:
