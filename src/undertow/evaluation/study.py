@@ -204,8 +204,13 @@ def end_with_parent() -> None:
     command goes on from the last checkpoint.
     """
     parent = parent_process()
-    if parent is not None:
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def train_and_evaluate(recipe: Recipe, seed: int) -> Path:
