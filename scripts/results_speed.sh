@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All measurements of docs/results/speed.md, some twenty minutes on two idle cores. A JSON and a table each. Give it a text for
+# All measurements of docs/results/speed.md, some twenty-five minutes on two idle cores, five of them a training. A JSON and a table each. Give it a text for
 # the prefill of trained models: scripts/results_speed.sh tinyshakespeare.txt
 set -euo pipefail
 text=$(realpath "${1:?give a text file}")
@@ -38,9 +38,9 @@ run prefill --threads=2 --measures=[prefill] --rounds=2
 run prefill-narrow --threads=1 --measures=[prefill] --width=32 --heads=2 --key_value_heads=1 --head_width=16 --rounds=1 \
     --recurrence='{kind: t2mlr, first_layer: 0, last_layer: 29}'
 
-# The same narrow shape trained on text, three seeds, and how far each solver's logits are from the rollout's then.
+# The same narrow shape trained on text, and how far each solver's logits are from the rollout's then.
 "$undertow" train recipes/cpu/text-narrow.yaml --task.files="[$text]"
-"${PYTHON:-.venv/bin/python}" scripts/measure_prefill.py runs/text-narrow "$text" --output docs/results/speed/prefill-trained.json
+"${PYTHON:-.venv/bin/python}" scripts/measure_prefill.py runs/text-narrow "$text" --rounds=1 --output docs/results/speed/prefill-trained.json
 
 # Decoding: narrow models, bound by launches, and the papers' own: SmolLM2-135M, and Llama-3.2-1B with its wiring and rank.
 decode=(--threads=2 --measures=[decode])
