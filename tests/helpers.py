@@ -19,7 +19,7 @@ from undertow.solvers import Solver
 CONNECTIONS = ((3, 0), (2, 1), (2, 2), (3, 2))
 PATHWAYS: dict[str, Recurrence] = {
     "turboconn-1": TurboConn(CONNECTIONS, lag=1, alpha=0.5, rank=6),
-    "turboconn-3": TurboConn(CONNECTIONS, lag=3, alpha=0.5, rank=6, normalize=True),
+    "turboconn-3": TurboConn(CONNECTIONS, lag=3, alpha=0.5, rank=6),
     "t2mlr-middle": T2MLR(1, 2),
     "t2mlr-whole": T2MLR(0, 3),
     "soft-token": SoftToken(0.2),

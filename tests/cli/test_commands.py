@@ -83,7 +83,7 @@ def test_demo_writes_where_it_is_told(
 
 
 def test_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(study_module, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(study_module, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers))
     common = {key: value for key, value in tiny.TINY.items() if key != "name"}
     axes = {"recurrence": {"none": {}, "T²MLR": {"recurrence": tiny.T2MLR}}}
     path = tmp_path / "study.yaml"

@@ -113,9 +113,12 @@ def test_several_processes(path: str, refused: Callable[[list[str]], str], monke
     assert "uses one process, but is one of 2" in refused(["train", path])
 
 
-def test_seeds_of_another_recipe(path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+def test_seeds_of_another_recipe(
+    path: str, refused: Callable[[list[str]], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """They would be pooled with this one's."""
     assert main(["train", path, "--seeds=[0]"]) == 0
+    capsys.readouterr()
     line = refused(["train", path, "--seeds=[1]", "--model.width=32"])
     assert "seed-0 was made by another recipe, whose model.width is 16 and not 32" in line
     assert not (tmp_path / "tiny" / "seed-1").exists()

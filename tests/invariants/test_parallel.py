@@ -24,7 +24,7 @@ RECURRENCES: dict[str, Recurrence] = {
     **{name: PATHWAYS[name] for name in ("turboconn-1", "turboconn-3", "t2mlr-middle", "t2mlr-whole")},
     "t2mlr-clamped": T2MLR(0, 3, norm="clamped"),
     "t2mlr-detached": T2MLR(0, 3, detach_residual=True),
-    "turboconn-lag-5": TurboConn(((3, 1), (2, 2)), lag=5, alpha=0.5, rank=6),
+    "turboconn-lag-5": TurboConn(((3, 1), (2, 2)), lag=5, alpha=0.5, rank=6, normalize=True),
 }
 KINDS = ["plain", "left-padded", "packed", "limited", "cached"]
 

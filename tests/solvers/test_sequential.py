@@ -25,7 +25,7 @@ IDS = tokens(2, 13)  # no multiple of any lag
 DOUBLE = ["gpt2", "gpt_neox", "opt"]
 SINGLE = ["llama", "qwen3", "gemma3", "mixtral", "falcon", "bloom", "granite", "deepseek_v2", "gpt_oss"]
 SETTINGS: dict[str, Recurrence] = PATHWAYS | {
-    "turboconn-2": TurboConn(((3, 0), (2, 1)), lag=2, alpha=1.0, rank=4),
+    "turboconn-2": TurboConn(((3, 0), (2, 1)), lag=2, alpha=1.0, rank=4, normalize=True),
     "t2mlr-clamped": T2MLR(0, 2, norm="clamped"),
     "t2mlr-detached": T2MLR(1, 3, detach_residual=True),
 }
