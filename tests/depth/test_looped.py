@@ -159,6 +159,25 @@ def test_truncated_gradient_in_either_mode(training: bool) -> None:
     assert all(torch.allclose(again[name], default[name], rtol=1e-4, atol=1e-6) for name in default)
 
 
+def test_iterations_that_are_computed_again_drop_out_the_same() -> None:
+    model = looped("llama").train()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.3
+    ids, found = tokens(2, 6), []
+    for checkpointing, seed in ((False, 0), (True, 0), (False, 1)):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        else:
+            model.gradient_checkpointing_disable()
+        model.zero_grad()
+        torch.manual_seed(seed)
+        model(input_ids=ids, labels=ids, depth=4).loss.backward()
+        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    plain, again, other = found
+    assert all(torch.allclose(again[name], plain[name], rtol=1e-4, atol=1e-6) for name in plain)
+    assert not all(torch.allclose(other[name], plain[name], rtol=1e-2, atol=1e-4) for name in plain), "nothing is dropped"
+
+
 def test_a_cache_of_a_forward_with_gradients_is_refused() -> None:
     model = looped("llama")
     ids = tokens(1, 4)

@@ -27,6 +27,7 @@ from transformers import DynamicCache
 
 import undertow
 from undertow.host import forward
+from undertow.host.attach import find_attachment
 from undertow.host.tokens import documents, present_states
 
 WITHOUT_POSITIONS = {"bloom", "mpt"}
@@ -228,8 +229,27 @@ def test_generating_from_embeddings_with_a_recurrent_mask(pathway: str) -> None:
     limited = LIMITED.clone()
     limited[0, -1] = 0  # what is generated takes part even if the last token of the prompt does not
     embeddings = model.get_input_embeddings()(ids)
-    new = model.generate(inputs_embeds=embeddings, recurrent_mask=limited, max_new_tokens=6, do_sample=False)
-    assert torch.equal(new, generate(model, ids, new=6, recurrent_mask=limited)[:, 11:])
+    # More than the prompt holds: `generate()` counts the new tokens alone.
+    found = model.generate(
+        inputs_embeds=embeddings,
+        recurrent_mask=limited,
+        max_new_tokens=15,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    sequences, want = steps(model, ids, new=15, recurrent_mask=limited)
+    assert torch.equal(found.sequences, sequences[:, 11:])
+    assert difference(torch.stack(found.logits, dim=1), want) < SAME
+
+
+@pytest.mark.parametrize("pathway", PATHWAYS)
+def test_the_first_forward_of_a_model_attached_without_weights_takes_a_recurrent_mask(pathway: str) -> None:
+    """What a layer's arguments are is learned then, by forwards of the model's own."""
+    model, ids = hosted("llama", pathway), tokens(3, 11)
+    want = logits(model, ids, recurrent_mask=LIMITED)
+    find_attachment(model).layouts = []
+    assert difference(logits(model, ids, recurrent_mask=LIMITED), want) < SAME
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 11), (11,), (3, 11, 1)])

@@ -84,7 +84,7 @@ def iterate(
         before = state
         with torch.set_grad_enabled(graded):
             if graded and checkpointing:
-                state = checkpoint(iteration, state, index, use_reentrant=False, preserve_rng_state=False)
+                state = checkpoint(iteration, state, index, use_reentrant=False)
             else:
                 state = iteration(state, index)
         if watch is not None:

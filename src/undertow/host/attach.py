@@ -83,7 +83,10 @@ class Attachment(nn.Module):
             ConfigError: there is one of its kind, it does not fit the model, or the two do not fit each other.
         """
         stack: nn.ModuleList = getattr(self.owners.backbone, self.stack_name)
-        width, parameter = self.owners.model.config.get_text_config().hidden_size, next(stack.parameters())
+        width = self.owners.model.config.get_text_config().hidden_size
+        # Quantised weights are packed in types of their own; the recurrence is of the type of those that are not.
+        plain = (p for p in stack.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
+        parameter = next(plain, next(stack.parameters()))
         settings, looped = self.settings, self.looped
         if (looped if isinstance(recurrence, Looped) else settings) is not None:
             raise ConfigError("the model already has a recurrence of this kind; call undertow.detach(model) first")
@@ -277,10 +280,9 @@ def enter(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if attachment is not wrapped and attachment.only_in_adapters and attachment is wrapped.original_module:
         kwargs.pop("recurrent_mask", None)
         return args, kwargs
+    inputs = {**dict(zip(attachment.input_names, args, strict=False)), **kwargs, **given.get({})}
     if not attachment.layouts:
-        learn(attachment)
-    inputs = {**dict(zip(attachment.input_names, args, strict=False)), **kwargs}
-    inputs |= given.get({})
+        learn(attachment)  # by forwards of the model's own, which are given nothing
     for name in ARGUMENTS:
         kwargs.pop(name, None)
     if attachment.loop is None:
@@ -312,10 +314,9 @@ def passing_arguments(model_class: Any) -> Callable[..., dict[str, Any]]:
         inputs: dict[str, Any] = original(self, input_ids, *args, **kwargs) | of_loop
         if mask is not None:
             given = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
-            total = input_ids.shape[1]
-            if mask.shape[1] > total:  # a chunk of the prompt, or the first token after `inputs_embeds`
-                cache = next((value for value in inputs.values() if isinstance(value, Cache)), None)
-                total = given.shape[1] + (0 if cache is None else int(cache.get_seq_length()))
+            # What is cached is counted, as `input_ids` holds no prompt that was given as embeddings.
+            cache = next((value for value in inputs.values() if isinstance(value, Cache)), None)
+            total = given.shape[1] + (0 if cache is None else int(cache.get_seq_length()))
             generated = mask.new_ones(mask.shape[0], max(total - mask.shape[1], 0))
             inputs["recurrent_mask"] = torch.cat([mask, generated], dim=1)[:, total - given.shape[1] : total]
         return inputs
