@@ -149,6 +149,9 @@ def test_adapters_beside_a_recurrence(tmp_path: Path) -> None:
     found = estimate(recipe, outline(recipe), tokenizer)
     assert found.parameters == count_parameters(build(recipe, seed=0)[0])["parameters"]
     assert found.trained < found.parameters
+    whole = tiny.recipe(tmp_path / "out", recurrence=tiny.TURBOCONN)
+    adapters = 2 * count_parameters(build(recipe, seed=0)[0])["adapters"]
+    assert found.forward == pytest.approx(estimate(whole, outline(whole), tokenizer).forward + adapters)
     assert "found by" in dry_run(recipe)
 
 

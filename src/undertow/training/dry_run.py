@@ -157,7 +157,9 @@ def layer_costs(recipe: Recipe, model: Any, tokens: float) -> tuple[float, float
     """
     each = 1 + recipe.model.pauses
     head = model.get_output_embeddings()
-    matrices = {name: m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear | Conv1D | torch.nn.LSTM)}
+    kinds = torch.nn.Linear | Conv1D | torch.nn.LSTM
+    # PEFT keeps the recurrence that it copied, which does nothing.
+    matrices = {n: m for n, m in model.named_modules() if isinstance(m, kinds) and ".original_module." not in n}
     costs = {name: 2.0 * sum(p.numel() for p in module.parameters()) for name, module in matrices.items()}
     # Of a token and its pauses only the last is predicted from.
     whole = sum(cost / (each if matrices[name] is head else 1) for name, cost in costs.items())
