@@ -34,10 +34,10 @@ TINY: dict[str, Any] = {
 
 
 def settings(output: Path, **changes: Any) -> dict[str, Any]:
-    """The tiny recipe as plain data; a section that is given changes only the keys that it names."""
+    """The tiny recipe as plain data; a section that is given changes only the keys that it names, a pretrained model all."""
     merged = TINY | {"output": str(output)}
     for name, value in changes.items():
-        whole = name in ("recurrence", "lora") or not isinstance(value, dict) or "kind" in value
+        whole = name in ("recurrence", "lora") or not isinstance(value, dict) or "kind" in value or "path" in value
         merged[name] = value if whole else TINY.get(name, {}) | value
     return merged
 

@@ -61,7 +61,7 @@ def path(tmp_path: Path) -> str:
         ("--model.architecture=rwkv", "(model_type 'rwkv') cannot carry a recurrence"),
         ("--model.architecture=mamba", "(model_type 'mamba') cannot carry a recurrence"),
         ("--model.architecture=lama", "did you mean 'llama'?"),
-        ("--model.path=/no/such/model", "there is no folder /no/such/model"),
+        ("--model={path: /no/such/model}", "there is no folder /no/such/model"),
         ("--task=gsm8k", "evaluation.lengths is set, but gsm8k reads a file as it is"),
         ("--lora={}", "model.path is not set; set it or remove lora"),
         ("--task.max_length=3", "valid split, which seems to hold no such prompt; ask for a greater length"),
@@ -162,7 +162,7 @@ def test_train_where_nothing_can_be_written(path: str, refused: Callable[[list[s
 
 
 def test_train_on_a_folder_that_is_no_checkpoint(path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
-    message = refused(["train", path, f"--model.path={tmp_path}"])
+    message = refused(["train", path, f"--model={{path: {tmp_path}}}"])
     assert f"{tmp_path} is no checkpoint: it has no config.json; give a folder that save_pretrained wrote" in message
 
 

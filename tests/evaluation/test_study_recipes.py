@@ -33,9 +33,9 @@ def test_every_combination_is_a_recipe(path: Path, tmp_path: Path) -> None:
     assert path.stem == f"study-{study.name}"
     recipes: dict[tuple[str, ...], Recipe] = {labels: study.variant(labels) for labels in study.combinations()}
     assert len({recipe.name for recipe in recipes.values()}) == len(recipes) > 1, "two combinations would share a folder"
-    differing = [(r.task, r.model, r.recurrence, r.solver, r.training) for r in recipes.values()]
+    differing = [(r.task, r.model, r.recurrence, r.depth, r.solver, r.training) for r in recipes.values()]
     assert all(one not in differing[:place] for place, one in enumerate(differing)), "two combinations are the same"
-    for recipe in {(r.model, r.recurrence): r for r in recipes.values()}.values():
+    for recipe in {(r.model, r.recurrence, r.depth): r for r in recipes.values()}.values():
         if recipe.model.path is not None and not Path(recipe.model.path).is_dir():
             pytest.skip(f"{recipe.model.path} is absent; make models fetches it")
         names = [name for name, _ in outline(recipe).named_parameters()]

@@ -143,6 +143,14 @@ def test_overrides_change_what_they_name_and_nothing_else(tmp_path: Path) -> Non
         ({"model": {"path": "m"}, "lora": {"rank": 0}}, "lora: rank is 0; use 1 or more"),
         ({"model": {"path": "m"}, "lora": {"dropout": 1}}, "lora: dropout is 1.0; use 0 or more, and less than 1"),
         ({"lora": {}}, "lora adapts a pretrained model, but model.path is not set; set it or remove lora"),
+        (
+            {"model": {"path": "m", "layers": 5}},
+            "model: model.layers is 5, but a pretrained model has its own; remove it, or path to build a model",
+        ),
+        (
+            {"model": {"layers": 5}, "depth": {"shape": [1, 1, 1]}},
+            "model.layers is 5, but depth.shape's models do not have it; remove it",
+        ),
         ({"seeds": []}, "seeds is empty; give at least one seed"),
         ({"seeds": [0, -1]}, "seeds holds -1; use 0 or more"),
         ({"name": "a/b"}, "name is 'a/b'"),

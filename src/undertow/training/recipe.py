@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from undertow.errors import ConfigError
@@ -69,6 +69,19 @@ class ModelSection:
             raise ConfigError(f"width {self.width} is no multiple of heads {self.heads}; make it one")
         if self.heads % (self.key_value_heads or self.heads):
             raise ConfigError(f"heads {self.heads} is no multiple of key_value_heads {self.key_value_heads}; make it one")
+        if self.path is not None:
+            self.refuse_changed("path", "a pretrained model has its own; remove it, or path to build a model")
+
+    def refuse_changed(self, allowed: str, why: str) -> None:
+        """Refuse a key that is not at its default and not among the allowed ones, as nothing would read it.
+
+        Raises:
+            ConfigError: there is such a key.
+        """
+        for key in fields(self):
+            value = getattr(self, key.name)
+            if key.name not in allowed.split() and value != key.default:
+                raise ConfigError(f"model.{key.name} is {value}, but {why}")
 
 
 @dataclass(frozen=True)
@@ -233,6 +246,9 @@ class Recipe:
         if self.depth is not None and self.depth.shape is not None:
             if self.model.path is not None:
                 raise ConfigError("depth.shape builds a model from scratch, but model.path is set; remove one of them")
+            self.model.refuse_changed(
+                "width heads feed_forward positions tokenizer", "depth.shape's models do not have it; remove it"
+            )
             if self.recurrence is not None:
                 raise ConfigError("a native model (depth.shape) takes no recurrence in time; loop a model's layers instead")
         if self.model.pauses and self.recurrence is not None:
