@@ -134,7 +134,7 @@ def inspect_positions(run: Path, examples: int) -> str:
 
 
 def inspect_probes(run: Path, baseline: Path | None, examples: int) -> str:
-    """What probes on each layer know of the next token: of a run and, if given, of another without recurrence.
+    """What probes on each layer know of the next token, of a run and, if given, of another: a table and `probes.png`.
 
     Raises:
         CheckpointError: there is no finished run.
@@ -150,7 +150,9 @@ def inspect_probes(run: Path, baseline: Path | None, examples: int) -> str:
         [layer, *(f"{losses[layer]:.4f}" if layer < len(losses) else "" for losses in found.values())]
         for layer in range(longest)
     ]
-    return table(["layer", *(f"{name}: loss" for name in found)], rows)
+    lines = {name: list(enumerate(losses)) for name, losses in found.items()}
+    lines_figure(lines, run / "probes.png", "probes that predict the next token", "layer", "loss (nats)")
+    return f"{table(['layer', *(f'{name}: loss' for name in found)], rows)}\n\nFigure: {run / 'probes.png'}"
 
 
 def prepared(run: Path, examples: int, *splits: Split) -> tuple[Any, Recipe, list[list[dict[str, torch.Tensor]]]]:
