@@ -1,13 +1,15 @@
-"""Writing to disk so that nothing is lost or half-written: under a temporary name first, then renamed."""
+"""Writing to disk so that nothing is lost or half-written: under a temporary name first, then renamed. Reading it back."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -55,6 +57,18 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise CheckpointError(f"could not write {path}: {error}; what was there before is untouched") from error
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file of a run holds.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of JSON or of its encoding
+        raise CheckpointError(f"{path} is damaged: {error}; remove it and run again what wrote it") from error
 
 
 def _bring_along(old: Path, new: Path) -> None:

@@ -153,6 +153,11 @@ def test_mistakes(run: Path, writing: list[int], tmp_path: Path) -> None:
     write_chains(run, tmp_path)
     with pytest.raises(CheckpointError, match=r"holds chains whose temperature is 0\.0 and not 0\.5; choose another"):
         write_chains(run, tmp_path, temperature=0.5)
+    about = (tmp_path / "chains.json").read_text()
+    (tmp_path / "chains.json").write_text(about[:-4])
+    with pytest.raises(CheckpointError, match=r"chains\.json is damaged: .*; remove it"):
+        write_chains(run, tmp_path)
+    (tmp_path / "chains.json").write_text(about)
     (tmp_path / "valid.jsonl").write_text("{}\n")
     with pytest.raises(CheckpointError, match=r"valid\.jsonl has 1 chains for 3 problems; remove it"):
         write_chains(run, tmp_path)

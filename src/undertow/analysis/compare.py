@@ -14,7 +14,7 @@ from undertow.evaluation.figures import new_axes, save_figure
 from undertow.evaluation.report import spread, table
 from undertow.evaluation.run import seed_folders
 from undertow.evaluation.study import runs_in
-from undertow.files import write_text
+from undertow.files import read_json, write_text
 from undertow.training.log import read_log
 from undertow.training.recipe import Recipe
 from undertow.training.run import LOG, RECIPE
@@ -80,7 +80,7 @@ def read_run(path: Path) -> Run:
         file = folder / "accuracy.json"
         if not file.is_file():
             raise CheckpointError(f"{folder} has no accuracy.json; run: undertow eval {path}")
-        accuracies.append({(e["length"], e["temperature"]): e["correct"] / e["total"] for e in json.loads(file.read_text())})
+        accuracies.append({(e["length"], e["temperature"]): e["correct"] / e["total"] for e in read_json(file)})
         entries = read_log(folder / LOG)
         steps.append(statistics.median(e["seconds_per_step"] for e in entries if "seconds_per_step" in e))
         ends += [entry for entry in entries if entry.get("event") == "end" and "tokens" in entry]

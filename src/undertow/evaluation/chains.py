@@ -20,7 +20,7 @@ from undertow.errors import CheckpointError, ConfigError
 from undertow.evaluation.accuracy import generate
 from undertow.evaluation.report import percent, table
 from undertow.evaluation.run import seed_folders
-from undertow.files import write_text
+from undertow.files import read_json, write_text
 from undertow.tasks import GSM8K, Split
 from undertow.training.build import load, quiet_libraries
 from undertow.training.recipe import Recipe
@@ -101,7 +101,7 @@ def check_settings(path: Path, settings: dict[str, Any]) -> None:
     if not path.is_file():
         write_text(path, json.dumps(settings, indent=1) + "\n")
         return
-    before = json.loads(path.read_text(encoding="utf-8"))
+    before = read_json(path)
     for key, value in settings.items():
         if before.get(key) != value:
             raise CheckpointError(

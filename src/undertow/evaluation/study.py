@@ -30,7 +30,7 @@ from undertow.errors import ConfigError, DivergedError
 from undertow.evaluation.figures import curves_figure
 from undertow.evaluation.report import table
 from undertow.evaluation.run import check_test, evaluate_folder, evaluate_loss
-from undertow.files import write_text
+from undertow.files import read_json, write_text
 from undertow.training.build import quiet_libraries
 from undertow.training.log import diverged, read_log
 from undertow.training.recipe import Recipe
@@ -178,7 +178,7 @@ def runs_in(path: Path) -> list[Path]:
     """The folders of a finished study's runs, in the study's order; of any other folder, that folder itself."""
     if not (path / SUMMARY).is_file():
         return [path]
-    settings = from_mapping(Study, json.loads((path / SUMMARY).read_text(encoding="utf-8"))["study"])
+    settings = from_mapping(Study, read_json(path / SUMMARY)["study"])
     return [path / recipe.name for recipe in settings.recipes().values()]
 
 
@@ -246,9 +246,9 @@ def finding(labels: tuple[str, ...], recipe: Recipe) -> Finding:
         seconds += [entry["seconds_per_step"] for entry in log if "seconds_per_step" in entry]
         values = {"loss": curve[-1][1]} if curve else {}
         if (folder / "loss.json").is_file():
-            values["test loss"] = json.loads((folder / "loss.json").read_text())["loss"]
+            values["test loss"] = read_json(folder / "loss.json")["loss"]
         if (folder / "accuracy.json").is_file():
-            for entry in json.loads((folder / "accuracy.json").read_text()):
+            for entry in read_json(folder / "accuracy.json"):
                 suffix = "" if entry["length"] is None else f" at {entry['length']}"
                 sampled = "" if entry["temperature"] == 0 else f", temperature {entry['temperature']:g}"
                 values[f"accuracy{suffix}{sampled}"] = entry["correct"] / entry["total"]
