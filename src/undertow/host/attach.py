@@ -132,6 +132,11 @@ def attach(model: Model, recurrence: Recurrence | Looped, solver: Solver | None 
     initialisation the model's outputs do not change. `save_pretrained` then writes a folder that
     `AutoModelForCausalLM.from_pretrained` loads after `import undertow`.
 
+    `output_hidden_states`, `output_attentions` and `output_router_logits` return what the base model returns, one entry a
+    layer: of the pass that gave the output, or of an exact rollout's groups of tokens one after another. A looped layer's is
+    its last iteration's. Where a model collects these in its own loop over the layers (BLOOM, Falcon, GPT-Neo, MPT), asking
+    for them raises `UnsupportedArchitectureError`; beside an exit rule it raises `ConfigError`.
+
     Args:
         model: a decoder-only `transformers` model with a language-model head.
         recurrence: `TurboConn`, `T2MLR` or `SoftToken`, in time; `Looped`, in depth.
