@@ -276,6 +276,30 @@ def test_without_undertow_loading_fails(tmp_path: Path) -> None:
     assert run.returncode == 7, run.stderr
 
 
+@pytest.mark.parametrize("settings", [{}, {"dtype": torch.bfloat16}, {"dtype": "auto"}])
+@pytest.mark.parametrize(("name", "pathway"), [("llama", "t2mlr-middle"), ("gpt2", "turboconn-3"), ("gemma3", "soft-token")])
+def test_the_base_models_own_class_does_not_drop_the_recurrence(
+    name: str, pathway: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model, ids = hosted(name, pathway), tokens(2, 9)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(AttributeError, match="load it with AutoModelForCausalLM after import undertow"):
+        type(model).from_pretrained(tmp_path, **settings)
+    undertow.detach(model)
+    model.save_pretrained(tmp_path / "base")
+    loaded = type(model).from_pretrained(tmp_path / "base", **settings)
+    assert difference(logits(loaded, ids).float(), logits(model, ids)) < 0.3, "control: the base model alone loads"
+
+
+def test_a_folder_of_an_earlier_version_loads(tmp_path: Path) -> None:
+    """Its config has the base model's dtype in both places."""
+    model, folder = saved(tmp_path)
+    edit_config(folder, lambda config: config["base"].update(dtype=config["dtype"]))
+    loaded = load(folder)
+    assert loaded.config.dtype == torch.float32
+    assert difference(logits(loaded, tokens(2, 9)), logits(model, tokens(2, 9))) < ROUNDING
+
+
 @pytest.mark.parametrize("lacking", ["recurrence", "recurrence.pathway.up.0.bias", "lm_head", "layers.2.mlp"])
 def test_a_folder_without_some_of_the_weights(lacking: str, tmp_path: Path) -> None:
     """The library alone would make them up, with a warning."""

@@ -3,6 +3,10 @@
 `config.json` has `model_type: "undertow"`, the base model's own config under `base` and the recurrence's under
 `recurrence` (in time) and `looped` (in depth). After `import undertow`, `AutoModelForCausalLM.from_pretrained` loads it;
 without, it fails by name, so that a recurrence is never dropped in silence.
+
+The base model's own class, such as `LlamaForCausalLM`, would find its config under `base` and leave the recurrence's weights
+unused. So the `dtype` there, which the outer one repeats, is a sentence that says how to load the folder: every config class
+reads a dtype by its name and fails with that sentence. Folders saved before this have the dtype in both places, and load.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ from undertow.pathways import RECURRENCES, Recurrence
 
 if TYPE_CHECKING:
     from undertow.host.attach import Attachment
+
+
+NOT_ALONE = "no dtype, as this folder holds a recurrence: load it with AutoModelForCausalLM after import undertow"
 
 
 class UndertowConfig(PreTrainedConfig):
@@ -102,7 +109,7 @@ class UndertowForCausalLM:
 def read_config(config: UndertowConfig) -> tuple[type[PreTrainedModel], PreTrainedConfig, list[Recurrence | Looped]]:
     """The base model's class and config, and the recurrences, that a hosted model's config names."""
     try:
-        base = dict(config.base)
+        base = config.base | {"dtype": config.dtype}
         base_config = AutoConfig.for_model(base.pop("model_type"), **base)
         base_class = getattr(transformers, (config.architectures or base["architectures"])[0])
         recurrences = recurrences_from_mappings(config.recurrence, config.looped)
@@ -179,7 +186,7 @@ def save_pretrained(self: Any, save_directory: str | os.PathLike[str], *args: An
             "model_type": UndertowConfig.model_type,
             "architectures": [type(self).__name__],
             "dtype": base.get("dtype"),
-            "base": base,
+            "base": base | {"dtype": NOT_ALONE},
             **recurrences,
         }
         write_text(path, json.dumps(config, indent=2) + "\n")
