@@ -34,6 +34,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import undertow
 from undertow import CheckpointError, files
+from undertow.pathways.t2mlr import GAMMAS
 
 # The two with parameters, in turn.
 TRAINED = [(name, ("turboconn-3", "t2mlr-middle")[index % 2]) for index, name in enumerate(ARCHITECTURES)]
@@ -291,6 +292,43 @@ def test_the_base_models_own_class_does_not_drop_the_recurrence(
     assert difference(logits(loaded, ids).float(), logits(model, ids)) < 0.3, "control: the base model alone loads"
 
 
+def scalar_gammas(path: Path) -> None:
+    """Give the γ of saved weights the shape that they had in an earlier version."""
+    weights = load_file(path)
+    found = [key for key in weights if key.rpartition(".")[2] in GAMMAS]
+    assert len(found) == 2
+    save_file(weights | {key: weights[key].reshape(()) for key in found}, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": torch.bfloat16}])
+def test_weights_whose_gammas_are_scalars_load(settings: dict[str, Any], tmp_path: Path) -> None:
+    model, folder = saved(tmp_path, "t2mlr-middle")
+    want = load(folder, **settings)
+    scalar_gammas(folder / WEIGHTS)
+    loaded = load(folder, **settings)
+    before, after = want.state_dict(), loaded.state_dict()
+    assert all(torch.equal(after[key], before[key]) and after[key].dtype == before[key].dtype for key in before)
+    assert [list(after[key].shape) for key in after if "gamma" in key] == [[1], [1]]
+    assert torch.equal(logits(loaded, tokens(2, 9)), logits(want, tokens(2, 9)))
+
+    fresh = undertow.attach(unhosted("llama"), PATHWAYS["t2mlr-middle"])
+    fresh.load_state_dict(load_file(folder / WEIGHTS))
+    assert difference(logits(fresh, tokens(2, 9)), logits(model, tokens(2, 9))) < ROUNDING
+
+    edit_config(folder, lambda config: config["base"].update(hidden_size=16))
+    with pytest.raises(CheckpointError, match="do not have the shapes"):
+        load(folder)
+
+
+def test_an_adapter_whose_gammas_are_scalars_loads(tmp_path: Path) -> None:
+    model, ids = adapted(undertow.attach(unhosted("llama"), PATHWAYS["t2mlr-middle"]), "llama"), tokens(2, 9)
+    randomize(model, seed=6)
+    model.save_pretrained(tmp_path)
+    scalar_gammas(tmp_path / "adapter_model.safetensors")
+    loaded = PeftModel.from_pretrained(unhosted("llama"), tmp_path)
+    assert difference(logits(loaded, ids), logits(model, ids)) < ROUNDING
+
+
 def test_a_folder_of_an_earlier_version_loads(tmp_path: Path) -> None:
     """Its config has the base model's dtype in both places."""
     model, folder = saved(tmp_path)
@@ -501,7 +539,7 @@ def test_control_other_weights_in_the_file(tmp_path: Path) -> None:
     model, folder = saved(tmp_path, "t2mlr-whole")
     weights = load_file(folder / WEIGHTS)
     key = next(key for key in weights if key.endswith("gamma_recurrent"))
-    weights[key] = torch.tensor(0.2)
+    weights[key] = torch.tensor([0.2])
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     assert difference(logits(load(folder), tokens(2, 9)), logits(model, tokens(2, 9))) > CHANGED
 

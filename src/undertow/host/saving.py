@@ -24,12 +24,15 @@ from undertow.config import from_mapping, to_mapping
 from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError, nearest
 from undertow.files import replacing_folder, write_text
-from undertow.pathways import RECURRENCES, Recurrence
+from undertow.pathways import RECURRENCES, T2MLR, Recurrence
+from undertow.pathways.t2mlr import GAMMAS
 
 if TYPE_CHECKING:
     from undertow.host.attach import Attachment
 
 
+# What the library says of weights whose shapes are others.
+MISMATCH = "ignore_mismatched_sizes"
 NOT_ALONE = "no dtype, as this folder holds a recurrence: load it with AutoModelForCausalLM after import undertow"
 
 
@@ -61,17 +64,24 @@ class UndertowForCausalLM:
         Raises:
             CheckpointError: the folder holds no hosted model, lacks some of its weights, or holds damaged ones.
         """
-        from undertow.host.attach import find_attachment
+        from undertow.host.attach import find_attachment, find_pathway
         from undertow.host.learning import learn
 
         if config is None:
             config = UndertowConfig.from_pretrained(folder)
         base_class, base_config, recurrences = read_config(config)
         wants_info = kwargs.pop("output_loading_info", False)
+        settings = {"config": base_config, "output_loading_info": True, **kwargs}
         try:
-            model, info = loading_class(base_class, recurrences).from_pretrained(
-                folder, *args, config=base_config, output_loading_info=True, **kwargs
-            )
+            try:
+                model, info = loading_class(base_class, recurrences).from_pretrained(folder, *args, **settings)
+            except RuntimeError as error:
+                if MISMATCH not in str(error) or not any(isinstance(each, T2MLR) for each in recurrences):
+                    raise
+                # The weights may be from when the γ of T²MLR were scalars.
+                older = loading_class(base_class, recurrences, scalar_gammas=True)
+                model, info = older.from_pretrained(folder, *args, **settings)
+                find_pathway(model).reshape_gammas(1)  # type: ignore[operator]
         except SafetensorError as error:
             raise CheckpointError(f"the weights in {folder} are damaged: {error}; load an earlier checkpoint") from error
         except OSError as error:
@@ -79,7 +89,7 @@ class UndertowForCausalLM:
         except ConfigError as error:
             raise CheckpointError(f"the recurrence in {folder}'s config.json does not fit the model: {error}") from error
         except RuntimeError as error:
-            if "ignore_mismatched_sizes" not in str(error):
+            if MISMATCH not in str(error):
                 raise
             raise CheckpointError(f"{folder}'s weights do not have the shapes that its config.json describes") from error
         missing = sorted(info["missing_keys"])
@@ -147,20 +157,22 @@ def recurrences_from_mappings(recurrence: dict[str, Any], looped: dict[str, Any]
     return found
 
 
-def loading_class(base_class: Any, recurrences: list[Recurrence | Looped]) -> Any:
+def loading_class(base_class: Any, recurrences: list[Recurrence | Looped], scalar_gammas: bool = False) -> Any:
     """A subclass of the base model's class that has the recurrence from the start: its weights load with the rest."""
-    from undertow.host.attach import attach
+    from undertow.host.attach import attach, find_pathway
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         base_class.__init__(self, config, *args, **kwargs)
         for recurrence in recurrences:
             attach(self, recurrence)
+        if scalar_gammas:
+            find_pathway(self).reshape_gammas()  # type: ignore[operator]
 
     kept = set(getattr(base_class, "_keep_in_fp32_modules_strict", None) or ())
     members = {
         "__init__": __init__,
         "__module__": base_class.__module__,  # or transformers takes it for custom code and skips its key conversions
-        "_keep_in_fp32_modules_strict": kept | {"gamma_recurrent", "gamma_current"},
+        "_keep_in_fp32_modules_strict": kept.union(GAMMAS),
     }
     return type(base_class.__name__, (base_class,), members)
 
