@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,53 @@ def test_the_loading_info_is_handed_on(tmp_path: Path) -> None:
     assert isinstance(model, transformers.LlamaForCausalLM)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
+
+
+class OwnLlama(transformers.LlamaForCausalLM):
+    """A class that the library does not know."""
+
+
+class OwnConfig(transformers.LlamaConfig):
+    model_type = "own-llama"
+
+
+class OwnModel(transformers.LlamaForCausalLM):
+    """One with a config of its own, as remote code has."""
+
+    config_class = OwnConfig
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """`AutoModelForCausalLM.register`, taken back after the test."""
+    mapping = AutoModelForCausalLM._model_mapping
+    before = dict(mapping._extra_content)
+    yield lambda config, model: AutoModelForCausalLM.register(config, model, exist_ok=True)
+    mapping._extra_content.clear()
+    mapping._extra_content.update(before)
+
+
+@pytest.mark.parametrize("own", [OwnLlama, OwnModel])
+def test_a_model_class_of_the_users_loads_once_it_is_registered(
+    own: Any, registered: Callable[..., None], tmp_path: Path
+) -> None:
+    AutoConfig.register("own-llama", OwnConfig, exist_ok=True)
+    base = unhosted("llama")
+    model = own(own.config_class(**{k: v for k, v in base.config.to_dict().items() if k != "model_type"}))
+    with pytest.warns(
+        UserWarning, match=rf"call AutoModelForCausalLM\.register\({own.config_class.__name__}, {own.__name__}"
+    ):
+        undertow.attach(model.eval(), PATHWAYS["t2mlr-middle"])
+    randomize(model).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"class {own.__name__} is not known; call AutoModelForCausalLM\.register"):
+        load(tmp_path)
+    registered(own.config_class, own)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = load(tmp_path)
+        undertow.attach(own(own.config_class(**loaded.config.to_dict())), PATHWAYS["t2mlr-middle"])
+    assert type(loaded) is own
+    assert difference(logits(loaded, tokens(2, 9)), logits(model, tokens(2, 9))) < ROUNDING
 
 
 # --- PEFT

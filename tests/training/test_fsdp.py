@@ -2,14 +2,16 @@
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from helpers import PATHWAYS, SAME, difference, randomize, recurrent_parameters, tokens, unhosted
+from helpers import PATHWAYS, SAME, difference, logits, randomize, recurrent_parameters, tokens, unhosted
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import undertow
 from undertow import Looped
@@ -53,6 +55,16 @@ def test_a_training_step(name: str, group: None) -> None:
             assert difference(gradient.full_tensor(), want[key]) < SAME, key
         else:
             assert float(gradient.full_tensor()) == pytest.approx(float(want[key]), rel=1e-4), key
+
+
+def test_what_a_sharded_model_saves_loads(group: None, tmp_path: Path) -> None:
+    """Sharding changes the model's class, which the folder must not name."""
+    model, ids = randomize(undertow.attach(unhosted("llama"), PATHWAYS["t2mlr-middle"])), tokens(2, 9)
+    want = logits(model, ids)
+    shard(model).save_pretrained(
+        tmp_path, state_dict=get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    )
+    assert difference(logits(AutoModelForCausalLM.from_pretrained(tmp_path), ids), want) < SAME
 
 
 def test_the_log_has_the_gates_of_a_sharded_model(group: None) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,11 +122,39 @@ def read_config(config: UndertowConfig) -> tuple[type[PreTrainedModel], PreTrain
     try:
         base = config.base | {"dtype": config.dtype}
         base_config = AutoConfig.for_model(base.pop("model_type"), **base)
-        base_class = getattr(transformers, (config.architectures or base["architectures"])[0])
+        name = (config.architectures or base["architectures"])[0]
+        base_class = known_class(name, base_config)
+        if base_class is None:
+            raise ConfigError(f"its class {name} is not known; {registering(name, base_config)} before loading")
         recurrences = recurrences_from_mappings(config.recurrence, config.looped)
     except (KeyError, AttributeError, TypeError, IndexError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's config.json does not describe a hosted model: {error}") from error
     return base_class, base_config, recurrences
+
+
+def known_class(name: str, config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """The model class that loading finds by its name: the one that is registered for its config, or the library's own."""
+    registered = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    classes = registered if isinstance(registered, tuple) else (registered,)
+    own: type[PreTrainedModel] | None = getattr(transformers, name, None)
+    return next((each for each in classes if each is not None and each.__name__ == name), own)
+
+
+def registering(name: str, config: PreTrainedConfig) -> str:
+    """How to make a model class known to loading."""
+    return f"call AutoModelForCausalLM.register({type(config).__name__}, {name}, exist_ok=True)"
+
+
+def warn_of_unknown_class(model: PreTrainedModel) -> None:
+    """Say of a subclass, or of a model whose code is not the library's, that its folders load only once it is registered."""
+    name = type(model).__name__
+    known = known_class(name, model.config)
+    if known is None or not isinstance(model, known):
+        warnings.warn(
+            f"{name} is no class that AutoModelForCausalLM knows: a folder that this model saves will load only after it is "
+            f"registered, so {registering(name, model.config)}",
+            stacklevel=3,
+        )
 
 
 def recurrence_from_mapping(mapping: dict[str, Any]) -> Recurrence:
@@ -196,7 +225,7 @@ def save_pretrained(self: Any, save_directory: str | os.PathLike[str], *args: An
         base = json.loads(path.read_text(encoding="utf-8"))
         config = {
             "model_type": UndertowConfig.model_type,
-            "architectures": [type(self).__name__],
+            "architectures": base["architectures"],
             "dtype": base.get("dtype"),
             "base": base | {"dtype": NOT_ALONE},
             **recurrences,
