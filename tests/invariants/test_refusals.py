@@ -46,9 +46,18 @@ HALF = [torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize(("name", "scale"), [("gemma2", 32**0.5), ("gemma3", 32**0.5), ("granite", 3.0), ("llama", 1.0)])
-def test_soft_tokens_know_the_embeddings_scale_in_half_precision(name: str, scale: float, dtype: torch.dtype) -> None:
-    model = undertow.attach(unhosted(name).to(dtype), SoftToken(0.2))
+@pytest.mark.parametrize(
+    ("name", "changes", "scale"),
+    [("gemma2", {"hidden_size": 48}, 48**0.5), ("granite", {"embedding_multiplier": 3.3}, 3.3), ("llama", {}, 1.0)],
+)
+def test_soft_tokens_know_the_embeddings_scale_in_half_precision(
+    name: str, changes: dict[str, float], scale: float, dtype: torch.dtype
+) -> None:
+    """Neither scale is a number of half precision."""
+    plain = unhosted(name)
+    plain.config.update(changes)
+    torch.manual_seed(0)
+    model = undertow.attach(type(plain)(plain.config).to(dtype).eval(), SoftToken(0.2))
     assert find_pathway(model).decode.scale == pytest.approx(scale, rel=2e-3)  # type: ignore[union-attr]
 
 
