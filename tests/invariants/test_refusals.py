@@ -53,12 +53,14 @@ HALF = [torch.bfloat16, torch.float16]
 def test_soft_tokens_know_the_embeddings_scale_in_half_precision(
     name: str, changes: dict[str, float], scale: float, dtype: torch.dtype
 ) -> None:
-    """Neither scale is a number of half precision."""
+    """Neither scale is a number of half precision; Gemma rounds its own to one."""
     plain = unhosted(name)
     plain.config.update(changes)
     torch.manual_seed(0)
     model = undertow.attach(type(plain)(plain.config).to(dtype).eval(), SoftToken(0.2))
-    assert find_pathway(model).decode.scale == pytest.approx(scale, rel=2e-3)  # type: ignore[union-attr]
+    if name == "gemma2":
+        scale = float(torch.tensor(scale).to(dtype))
+    assert find_pathway(model).decode.scale == pytest.approx(scale, rel=2e-4)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("dtype", HALF)

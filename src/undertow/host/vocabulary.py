@@ -58,8 +58,12 @@ class ExpectedEmbedding:
                 layer's output into logits in another way.
         """
         embeddings = self.owners.model.get_input_embeddings().weight[ids].float()  # type: ignore[index]
-        self.scale = float((first.float() * embeddings).sum() / embeddings.pow(2).sum())
-        rounding = max(1e-3, torch.finfo(first.dtype).eps)  # half precision rounds the scale and its product
+        dtype = first.dtype
+        fitted = (first.float() * embeddings).sum() / embeddings.pow(2).sum()
+        # Some models round the scale to their own type, and all round the product.
+        scales = fitted, fitted.to(dtype).float()
+        self.scale = float(max(scales, key=lambda scale: int(((scale * embeddings).to(dtype) == first).sum())))
+        rounding = max(1e-3, torch.finfo(dtype).eps)
         if not torch.allclose(first.float(), self.scale * embeddings, rtol=rounding, atol=1e-5):
             raise refuse(
                 self.owners.model,
