@@ -28,9 +28,8 @@ def main() -> None:
     recipe = from_mapping(Recipe, load_yaml(run / "recipe.yaml"))
     model, tokenizer = load(str(run / "model"))
     pathway = model.model.recurrence.pathway
-    print(
-        f"gates: tanh γ_rec {torch.tanh(pathway.gamma_recurrent):+.4f}, tanh γ_cur {torch.tanh(pathway.gamma_current):+.4f}"
-    )
+    recurrent, current = torch.tanh(pathway.gamma_recurrent).item(), torch.tanh(pathway.gamma_current).item()
+    print(f"gates: tanh γ_rec {recurrent:+.4f}, tanh γ_cur {current:+.4f}")
 
     examples = [recipe.task.example("test", index) for index in range(PROBLEMS)]
     ids = torch.tensor([encode_prompt(examples[0].prompt, tokenizer)])

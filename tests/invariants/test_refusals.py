@@ -6,9 +6,12 @@ import zoo
 from helpers import PATHWAYS, WITHOUT_SOFT_TOKENS, difference, hosted, logits, tokens, unhosted
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import undertow
 from undertow import T2MLR, ConfigError, SoftToken, TurboConn, UnsupportedArchitectureError
+from undertow.host.attach import find_pathway
 
 
 def untouched(model: nn.Module, keys: list[str], kinds: list[type]) -> bool:
@@ -37,6 +40,62 @@ def test_soft_tokens_need_a_first_layer_that_sees_embeddings(name: str) -> None:
     with pytest.raises(UnsupportedArchitectureError, match=f"{type(model).__name__}.*soft tokens"):
         undertow.attach(model, SoftToken(0.2))
     assert untouched(model, keys, kinds)
+
+
+HALF = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize(
+    ("name", "changes", "scale"),
+    [("gemma2", {"hidden_size": 48}, 48**0.5), ("granite", {"embedding_multiplier": 3.3}, 3.3), ("llama", {}, 1.0)],
+)
+def test_soft_tokens_know_the_embeddings_scale_in_half_precision(
+    name: str, changes: dict[str, float], scale: float, dtype: torch.dtype
+) -> None:
+    """Neither scale is a number of half precision; Gemma rounds its own to one."""
+    plain = unhosted(name)
+    plain.config.update(changes)
+    torch.manual_seed(0)
+    model = undertow.attach(type(plain)(plain.config).to(dtype).eval(), SoftToken(0.2))
+    if name == "gemma2":
+        scale = float(torch.tensor(scale).to(dtype))
+    assert find_pathway(model).decode.scale == pytest.approx(scale, rel=2e-4)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("factor", [1.0, 1.03])
+def test_soft_tokens_need_one_scale_for_all_channels(factor: float, dtype: torch.dtype) -> None:
+    model = unhosted("gemma2").to(dtype)
+    factors = torch.ones(32, dtype=dtype)
+    factors[::2] = factor
+    model.get_input_embeddings().register_forward_hook(lambda module, args, output: output * factors)
+    if factor == 1:
+        undertow.attach(model, SoftToken(0.2))
+        return
+    with pytest.raises(UnsupportedArchitectureError, match="its first layer sees more"):
+        undertow.attach(model, SoftToken(0.2))
+
+
+def test_an_attention_that_takes_a_mask_of_tokens_is_refused_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As flash attention does."""
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def attention(
+        module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: None, **inputs: object
+    ) -> object:
+        return sdpa(module, q, k, v, None, **inputs)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "tokens", attention)
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, "tokens", flash_attention_mask)
+    model = unhosted("llama")
+    model.set_attn_implementation("tokens")
+    keys, kinds = list(model.state_dict()), [type(m) for m in model.modules()]
+    with pytest.raises(UnsupportedArchitectureError, match=r'attention, tokens, takes .* attn_implementation="sdpa"'):
+        undertow.attach(model, PATHWAYS["t2mlr-whole"])
+    assert untouched(model, keys, kinds)
+    model.set_attn_implementation("sdpa")
+    undertow.attach(model, PATHWAYS["t2mlr-whole"])
 
 
 def test_a_second_recurrence_is_refused() -> None:

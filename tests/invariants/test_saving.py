@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import undertow
 from undertow import CheckpointError, files
+from undertow.pathways.t2mlr import GAMMAS
 
 # The two with parameters, in turn.
 TRAINED = [(name, ("turboconn-3", "t2mlr-middle")[index % 2]) for index, name in enumerate(ARCHITECTURES)]
@@ -159,6 +161,53 @@ def test_the_loading_info_is_handed_on(tmp_path: Path) -> None:
     assert not info["unexpected_keys"]
 
 
+class OwnLlama(transformers.LlamaForCausalLM):
+    """A class that the library does not know."""
+
+
+class OwnConfig(transformers.LlamaConfig):
+    model_type = "own-llama"
+
+
+class OwnModel(transformers.LlamaForCausalLM):
+    """One with a config of its own, as remote code has."""
+
+    config_class = OwnConfig
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """`AutoModelForCausalLM.register`, taken back after the test."""
+    mapping = AutoModelForCausalLM._model_mapping
+    before = dict(mapping._extra_content)
+    yield lambda config, model: AutoModelForCausalLM.register(config, model, exist_ok=True)
+    mapping._extra_content.clear()
+    mapping._extra_content.update(before)
+
+
+@pytest.mark.parametrize("own", [OwnLlama, OwnModel])
+def test_a_model_class_of_the_users_loads_once_it_is_registered(
+    own: Any, registered: Callable[..., None], tmp_path: Path
+) -> None:
+    AutoConfig.register("own-llama", OwnConfig, exist_ok=True)
+    base = unhosted("llama")
+    model = own(own.config_class(**{k: v for k, v in base.config.to_dict().items() if k != "model_type"}))
+    with pytest.warns(
+        UserWarning, match=rf"call AutoModelForCausalLM\.register\({own.config_class.__name__}, {own.__name__}"
+    ):
+        undertow.attach(model.eval(), PATHWAYS["t2mlr-middle"])
+    randomize(model).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"class {own.__name__} is not known; call AutoModelForCausalLM\.register"):
+        load(tmp_path)
+    registered(own.config_class, own)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = load(tmp_path)
+        undertow.attach(own(own.config_class(**loaded.config.to_dict())), PATHWAYS["t2mlr-middle"])
+    assert type(loaded) is own
+    assert difference(logits(loaded, tokens(2, 9)), logits(model, tokens(2, 9))) < ROUNDING
+
+
 # --- PEFT
 
 
@@ -274,6 +323,67 @@ def test_without_undertow_loading_fails(tmp_path: Path) -> None:
     )
     run = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=False)
     assert run.returncode == 7, run.stderr
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": torch.bfloat16}, {"dtype": "auto"}])
+@pytest.mark.parametrize(("name", "pathway"), [("llama", "t2mlr-middle"), ("gpt2", "turboconn-3"), ("gemma3", "soft-token")])
+def test_the_base_models_own_class_does_not_drop_the_recurrence(
+    name: str, pathway: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model, ids = hosted(name, pathway), tokens(2, 9)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(AttributeError, match="load it with AutoModelForCausalLM after import undertow"):
+        type(model).from_pretrained(tmp_path, **settings)
+    undertow.detach(model)
+    model.save_pretrained(tmp_path / "base")
+    loaded = type(model).from_pretrained(tmp_path / "base", **settings)
+    assert difference(logits(loaded, ids).float(), logits(model, ids)) < 0.3, "control: the base model alone loads"
+
+
+def scalar_gammas(path: Path) -> None:
+    """Give the γ of saved weights the shape that they had in an earlier version."""
+    weights = load_file(path)
+    found = [key for key in weights if key.rpartition(".")[2] in GAMMAS]
+    assert len(found) == 2
+    save_file(weights | {key: weights[key].reshape(()) for key in found}, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": torch.bfloat16}])
+def test_weights_whose_gammas_are_scalars_load(settings: dict[str, Any], tmp_path: Path) -> None:
+    model, folder = saved(tmp_path, "t2mlr-middle")
+    want = load(folder, **settings)
+    scalar_gammas(folder / WEIGHTS)
+    loaded = load(folder, **settings)
+    before, after = want.state_dict(), loaded.state_dict()
+    assert all(torch.equal(after[key], before[key]) and after[key].dtype == before[key].dtype for key in before)
+    assert [list(after[key].shape) for key in after if "gamma" in key] == [[1], [1]]
+    assert torch.equal(logits(loaded, tokens(2, 9)), logits(want, tokens(2, 9)))
+
+    fresh = undertow.attach(unhosted("llama"), PATHWAYS["t2mlr-middle"])
+    fresh.load_state_dict(load_file(folder / WEIGHTS))
+    assert difference(logits(fresh, tokens(2, 9)), logits(model, tokens(2, 9))) < ROUNDING
+
+    edit_config(folder, lambda config: config["base"].update(hidden_size=16))
+    with pytest.raises(CheckpointError, match="do not have the shapes"):
+        load(folder)
+
+
+def test_an_adapter_whose_gammas_are_scalars_loads(tmp_path: Path) -> None:
+    model, ids = adapted(undertow.attach(unhosted("llama"), PATHWAYS["t2mlr-middle"]), "llama"), tokens(2, 9)
+    randomize(model, seed=6)
+    model.save_pretrained(tmp_path)
+    scalar_gammas(tmp_path / "adapter_model.safetensors")
+    loaded = PeftModel.from_pretrained(unhosted("llama"), tmp_path)
+    assert difference(logits(loaded, ids), logits(model, ids)) < ROUNDING
+
+
+def test_a_folder_of_an_earlier_version_loads(tmp_path: Path) -> None:
+    """Its config has the base model's dtype in both places."""
+    model, folder = saved(tmp_path)
+    edit_config(folder, lambda config: config["base"].update(dtype=config["dtype"]))
+    loaded = load(folder)
+    assert loaded.config.dtype == torch.float32
+    assert difference(logits(loaded, tokens(2, 9)), logits(model, tokens(2, 9))) < ROUNDING
 
 
 @pytest.mark.parametrize("lacking", ["recurrence", "recurrence.pathway.up.0.bias", "lm_head", "layers.2.mlp"])
@@ -477,7 +587,7 @@ def test_control_other_weights_in_the_file(tmp_path: Path) -> None:
     model, folder = saved(tmp_path, "t2mlr-whole")
     weights = load_file(folder / WEIGHTS)
     key = next(key for key in weights if key.endswith("gamma_recurrent"))
-    weights[key] = torch.tensor(0.2)
+    weights[key] = torch.tensor([0.2])
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     assert difference(logits(load(folder), tokens(2, 9)), logits(model, tokens(2, 9))) > CHANGED
 

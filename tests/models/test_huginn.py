@@ -13,6 +13,8 @@ from small_huginn import VOCAB, ids, small
 from tiny import environment
 from transformers import AutoModelForCausalLM
 
+from undertow.depth import LatentDifference
+from undertow.depth.cache import CACHE
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.models import HuginnConfig, HuginnForCausalLM
 from undertow.models.huginn.importing import import_huginn
@@ -90,6 +92,38 @@ def test_gradient_through_the_last_iterations_in_either_mode(training: bool) -> 
     model.gradient_checkpointing_enable()
     model(tokens, labels=tokens, depth=5, use_cache=False).loss.backward()
     assert all(torch.allclose(p.grad, found[name], atol=1e-6) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("learning", [False, True])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_packed_document_is_read_as_it_is_alone(rows: int, learning: bool) -> None:
+    model, first, second = small(), ids(rows, 5), ids(rows, 7, seed=3)
+    packed, positions = torch.cat([first, second], dim=1), torch.cat([torch.arange(5), torch.arange(7)])[None]
+    with torch.set_grad_enabled(learning):
+        together = model(packed, position_ids=positions).logits.detach()
+        for found, document in ((together[:, :5], first), (together[:, 5:], second)):
+            alone = model(document).logits.detach()
+            assert float((found - alone).abs().max() / alone.std()) < 1e-4
+        # Controls: one document of all tokens, and positions that start again beside a mask, which says what is seen.
+        alone = model(second).logits.detach()
+        for inputs in ({}, {"position_ids": positions, "attention_mask": torch.ones_like(packed)}):
+            other = model(packed, **inputs).logits.detach()[:, 5:]
+            assert float((other - alone).abs().max() / alone.std()) > 1e-2
+
+
+def test_packed_documents_with_exits_and_caches() -> None:
+    model, tokens = small(), ids(1, 12)
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    with torch.no_grad():
+        found = model(tokens, position_ids=positions, exit_rule=LatentDifference(1e-9), depth=6).logits[:, 5:]
+        alone = model(tokens[:, 5:], depth=6).logits
+        assert float((found - alone).abs().max() / alone.std()) < 1e-4
+        with pytest.raises(DataError, match="set use_cache=False"):
+            model(tokens, position_ids=positions, use_cache=True)
+        cache = model(tokens[:, :3], use_cache=True)[CACHE]
+        with pytest.raises(DataError, match="set use_cache=False"):
+            model(tokens, position_ids=positions, cache=cache)
+        model(tokens[:, 3:], position_ids=torch.arange(3, 12)[None], cache=cache)
 
 
 def test_labels_are_shifted() -> None:

@@ -21,7 +21,7 @@ from undertow.host.forward import Forward
 from undertow.host.learning import Observer, learn
 from undertow.host.looping import LOOP_ARGUMENTS, DepthReport
 from undertow.host.owners import Owners
-from undertow.host.saving import save_pretrained
+from undertow.host.saving import save_pretrained, warn_of_unknown_class
 from undertow.host.stack import Stack, current_forward
 from undertow.host.support import check_config, find_stack
 from undertow.host.vocabulary import ExpectedEmbedding
@@ -130,7 +130,13 @@ def attach(model: Model, recurrence: Recurrence | Looped, solver: Solver | None 
     The model keeps its class, its module paths and its state-dict keys, so that Trainer, PEFT, TRL, `generate()` and lm-eval
     go on working; the recurrence's parameters join it as the backbone's submodule `recurrence`. With the papers'
     initialisation the model's outputs do not change. `save_pretrained` then writes a folder that
-    `AutoModelForCausalLM.from_pretrained` loads after `import undertow`.
+    `AutoModelForCausalLM.from_pretrained` loads after `import undertow`; a model class of your own must be registered with
+    `AutoModelForCausalLM` for that, where it is saved or only where it is loaded.
+
+    `output_hidden_states`, `output_attentions` and `output_router_logits` return what the base model returns, one entry a
+    layer: of the pass that gave the output, or of an exact rollout's groups of tokens one after another. A looped layer's is
+    its last iteration's. Where a model collects these in its own loop over the layers (BLOOM, Falcon, GPT-Neo, MPT), asking
+    for them raises `UnsupportedArchitectureError`; beside an exit rule it raises `ConfigError`.
 
     Args:
         model: a decoder-only `transformers` model with a language-model head.
@@ -148,6 +154,7 @@ def attach(model: Model, recurrence: Recurrence | Looped, solver: Solver | None 
     parent_name, _, attribute = stack_name.rpartition(".")
     backbone, stack = model.get_submodule(parent_name), model.get_submodule(stack_name)
     check_config(model)
+    warn_of_unknown_class(model)
     if hasattr(backbone, ATTACHMENT):
         attachment = find_attachment(model)
         attachment.add(recurrence)

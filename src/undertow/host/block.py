@@ -16,7 +16,7 @@ from undertow.host.arguments import Call, Cutter, Group, replace
 from undertow.host.checkpointing import checkpoints, without_checkpointing
 from undertow.host.looping import HostedLoop, RunLayer
 from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
-from undertow.host.stack import Recording, first_output
+from undertow.host.stack import Recording
 from undertow.solvers.base import RecurrentBlock
 
 if TYPE_CHECKING:
@@ -70,17 +70,17 @@ class HostedBlock(RecurrentBlock):
         self.starts = initial is None  # the first `lag` tokens have no state to receive
         self.calls = [recording.calls[index] for index in self.pathway.block]
         self.layouts = [attachment.layouts[index] for index in self.pathway.block]
-        self.modules = [recording.layers[index] for index in self.pathway.block]
+        self.recording = recording
+        modules = [recording.layers[index] for index in self.pathway.block]
         learning = torch.is_grad_enabled() and (
-            hidden.requires_grad
-            or any(p.requires_grad for module in (self.pathway, *self.modules) for p in module.parameters())
+            hidden.requires_grad or any(p.requires_grad for module in (self.pathway, *modules) for p in module.parameters())
         )
         self.depth, self.past = len(recording.layers), past
         # Where the keys that the backbone's masks were made for begin, for each layer.
         self.offsets: list[int] | None = None
         if cache is not None and past > 0 and self.tokens > self.lag:
             self.offsets = [cache.get_mask_sizes(self.tokens, index)[1] for index in self.pathway.block]
-        self.checkpointing = learning and any(checkpoints(module) for module in self.modules)
+        self.checkpointing = learning and any(checkpoints(module) for module in modules)
         self.grouped_queries = attachment.grouped_queries
         self.course = Course(
             chain=hidden.new_zeros((), requires_grad=True) if learning and past == 0 else None,
@@ -228,8 +228,7 @@ class HostedBlock(RecurrentBlock):
             if calls is None:
                 assert group is not None
                 return self._cut_layer(position, hidden, group)
-            args, kwargs = calls[position]
-            return first_output(self.modules[position](hidden, *args, **kwargs))
+            return self.recording.run_call(layer, hidden, calls[position])
 
         for site in range(pathway.first_layer, pathway.stop_layer + 1):
             if site in pathway.writes and received is not None:
@@ -257,10 +256,9 @@ class HostedBlock(RecurrentBlock):
             length, offset = group.cache.get_mask_sizes(group.stop - group.start, position + self.pathway.first_layer)
             first = int(offset - self.offsets[position])
             keys = (first, first + int(length))
-        args, kwargs = self.cutter.cut(position, group, keys)
-        module = self.modules[position]
-        with without_checkpointing(module):
-            return first_output(module(hidden, *args, **kwargs))
+        layer, call = position + self.pathway.first_layer, self.cutter.cut(position, group, keys)
+        with without_checkpointing(self.recording.layers[layer]):
+            return self.recording.run_call(layer, hidden, call, group.start, keys[0])
 
     def _without_cache(self) -> list[Call]:
         """The calls of the layers as the backbone made them, but for the cache."""

@@ -14,6 +14,7 @@ import torch
 
 from undertow.host.arguments import cache_of, first_mask
 from undertow.host.block import HostedBlock
+from undertow.host.collecting import collecting
 from undertow.host.looping import HostedLoop
 from undertow.host.stack import HostedForward, Recording
 from undertow.host.state import state_layer
@@ -38,6 +39,10 @@ class Forward:
 
     def run(self, recording: Recording) -> torch.Tensor:
         """The output ``[B, T, D]`` of the last layer, recurrence included."""
+        with collecting(self.attachment, recording, self.inputs):
+            return self._run(recording)
+
+    def _run(self, recording: Recording) -> torch.Tensor:
         attachment, pathway = self.attachment, self.attachment.pathway
         hidden = recording.hidden
         batch, tokens = hidden.shape[:2]

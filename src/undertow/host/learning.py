@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache
 
 from undertow.errors import CheckpointError
 from undertow.host.arguments import find_cache, learn_layout, learn_rows
+from undertow.host.collecting import OUTPUTS
 from undertow.host.stack import Recording, current_forward
 from undertow.host.support import check_calls, refuse
 from undertow.host.vocabulary import ExpectedEmbedding
@@ -134,14 +135,20 @@ def return_arity(model: PreTrainedModel, stack: nn.ModuleList) -> int:
 
 
 @contextmanager
-def quiet(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients, and everything as it was afterwards, random numbers included."""
+def quiet(model: PreTrainedModel) -> Iterator[None]:
+    """Evaluation mode without gradients or layers' outputs, and all as it was afterwards, random numbers included."""
     training = [module for module in model.modules() if module.training]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    configs, names = (model.config, model.config.get_text_config()), [f"output_{name}" for name in OUTPUTS]
+    asked = [(config, name, value) for config in configs for name in names if (value := getattr(config, name, None))]
     with torch.no_grad(), torch.random.fork_rng(devices):
         model.eval()
+        for config, name, _ in asked:  # the library's loss of the routers fails beside a cache, for one
+            setattr(config, name, False)
         try:
             yield
         finally:
+            for config, name, value in asked:
+                setattr(config, name, value)
             for module in training:
                 module.training = True

@@ -3,12 +3,17 @@
 `config.json` has `model_type: "undertow"`, the base model's own config under `base` and the recurrence's under
 `recurrence` (in time) and `looped` (in depth). After `import undertow`, `AutoModelForCausalLM.from_pretrained` loads it;
 without, it fails by name, so that a recurrence is never dropped in silence.
+
+The base model's own class, such as `LlamaForCausalLM`, would find its config under `base` and leave the recurrence's weights
+unused. So the `dtype` there, which the outer one repeats, is a sentence that says how to load the folder: every config class
+reads a dtype by its name and fails with that sentence. Folders saved before this have the dtype in both places, and load.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +25,16 @@ from undertow.config import from_mapping, to_mapping
 from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError, nearest
 from undertow.files import replacing_folder, write_text
-from undertow.pathways import RECURRENCES, Recurrence
+from undertow.pathways import RECURRENCES, T2MLR, Recurrence
+from undertow.pathways.t2mlr import GAMMAS
 
 if TYPE_CHECKING:
     from undertow.host.attach import Attachment
+
+
+# What the library says of weights whose shapes are others.
+MISMATCH = "ignore_mismatched_sizes"
+NOT_ALONE = "no dtype, as this folder holds a recurrence: load it with AutoModelForCausalLM after import undertow"
 
 
 class UndertowConfig(PreTrainedConfig):
@@ -54,17 +65,24 @@ class UndertowForCausalLM:
         Raises:
             CheckpointError: the folder holds no hosted model, lacks some of its weights, or holds damaged ones.
         """
-        from undertow.host.attach import find_attachment
+        from undertow.host.attach import find_attachment, find_pathway
         from undertow.host.learning import learn
 
         if config is None:
             config = UndertowConfig.from_pretrained(folder)
         base_class, base_config, recurrences = read_config(config)
         wants_info = kwargs.pop("output_loading_info", False)
+        settings = {"config": base_config, "output_loading_info": True, **kwargs}
         try:
-            model, info = loading_class(base_class, recurrences).from_pretrained(
-                folder, *args, config=base_config, output_loading_info=True, **kwargs
-            )
+            try:
+                model, info = loading_class(base_class, recurrences).from_pretrained(folder, *args, **settings)
+            except RuntimeError as error:
+                if MISMATCH not in str(error) or not any(isinstance(each, T2MLR) for each in recurrences):
+                    raise
+                # The weights may be from when the γ of T²MLR were scalars.
+                older = loading_class(base_class, recurrences, scalar_gammas=True)
+                model, info = older.from_pretrained(folder, *args, **settings)
+                find_pathway(model).reshape_gammas(1)  # type: ignore[operator]
         except SafetensorError as error:
             raise CheckpointError(f"the weights in {folder} are damaged: {error}; load an earlier checkpoint") from error
         except OSError as error:
@@ -72,7 +90,7 @@ class UndertowForCausalLM:
         except ConfigError as error:
             raise CheckpointError(f"the recurrence in {folder}'s config.json does not fit the model: {error}") from error
         except RuntimeError as error:
-            if "ignore_mismatched_sizes" not in str(error):
+            if MISMATCH not in str(error):
                 raise
             raise CheckpointError(f"{folder}'s weights do not have the shapes that its config.json describes") from error
         missing = sorted(info["missing_keys"])
@@ -102,13 +120,41 @@ class UndertowForCausalLM:
 def read_config(config: UndertowConfig) -> tuple[type[PreTrainedModel], PreTrainedConfig, list[Recurrence | Looped]]:
     """The base model's class and config, and the recurrences, that a hosted model's config names."""
     try:
-        base = dict(config.base)
+        base = config.base | {"dtype": config.dtype}
         base_config = AutoConfig.for_model(base.pop("model_type"), **base)
-        base_class = getattr(transformers, (config.architectures or base["architectures"])[0])
+        name = (config.architectures or base["architectures"])[0]
+        base_class = known_class(name, base_config)
+        if base_class is None:
+            raise ConfigError(f"its class {name} is not known; {registering(name, base_config)} before loading")
         recurrences = recurrences_from_mappings(config.recurrence, config.looped)
     except (KeyError, AttributeError, TypeError, IndexError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's config.json does not describe a hosted model: {error}") from error
     return base_class, base_config, recurrences
+
+
+def known_class(name: str, config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """The model class that loading finds by its name: the one that is registered for its config, or the library's own."""
+    registered = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    classes = registered if isinstance(registered, tuple) else (registered,)
+    own: type[PreTrainedModel] | None = getattr(transformers, name, None)
+    return next((each for each in classes if each is not None and each.__name__ == name), own)
+
+
+def registering(name: str, config: PreTrainedConfig) -> str:
+    """How to make a model class known to loading."""
+    return f"call AutoModelForCausalLM.register({type(config).__name__}, {name}, exist_ok=True)"
+
+
+def warn_of_unknown_class(model: PreTrainedModel) -> None:
+    """Say of a subclass, or of a model whose code is not the library's, that its folders load only once it is registered."""
+    name = type(model).__name__
+    known = known_class(name, model.config)
+    if known is None or not isinstance(model, known):
+        warnings.warn(
+            f"{name} is no class that AutoModelForCausalLM knows: a folder that this model saves will load only after it is "
+            f"registered, so {registering(name, model.config)}",
+            stacklevel=3,
+        )
 
 
 def recurrence_from_mapping(mapping: dict[str, Any]) -> Recurrence:
@@ -140,20 +186,22 @@ def recurrences_from_mappings(recurrence: dict[str, Any], looped: dict[str, Any]
     return found
 
 
-def loading_class(base_class: Any, recurrences: list[Recurrence | Looped]) -> Any:
+def loading_class(base_class: Any, recurrences: list[Recurrence | Looped], scalar_gammas: bool = False) -> Any:
     """A subclass of the base model's class that has the recurrence from the start: its weights load with the rest."""
-    from undertow.host.attach import attach
+    from undertow.host.attach import attach, find_pathway
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         base_class.__init__(self, config, *args, **kwargs)
         for recurrence in recurrences:
             attach(self, recurrence)
+        if scalar_gammas:
+            find_pathway(self).reshape_gammas()  # type: ignore[operator]
 
     kept = set(getattr(base_class, "_keep_in_fp32_modules_strict", None) or ())
     members = {
         "__init__": __init__,
         "__module__": base_class.__module__,  # or transformers takes it for custom code and skips its key conversions
-        "_keep_in_fp32_modules_strict": kept | {"gamma_recurrent", "gamma_current"},
+        "_keep_in_fp32_modules_strict": kept.union(GAMMAS),
     }
     return type(base_class.__name__, (base_class,), members)
 
@@ -177,9 +225,9 @@ def save_pretrained(self: Any, save_directory: str | os.PathLike[str], *args: An
         base = json.loads(path.read_text(encoding="utf-8"))
         config = {
             "model_type": UndertowConfig.model_type,
-            "architectures": [type(self).__name__],
+            "architectures": base["architectures"],
             "dtype": base.get("dtype"),
-            "base": base,
+            "base": base | {"dtype": NOT_ALONE},
             **recurrences,
         }
         write_text(path, json.dumps(config, indent=2) + "\n")

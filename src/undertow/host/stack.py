@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 
 from undertow.errors import UnsupportedArchitectureError
+from undertow.host.arguments import Call
+
+if TYPE_CHECKING:
+    from undertow.host.collecting import Collected
 
 
 class Recording:
@@ -25,18 +29,27 @@ class Recording:
         hidden: the input of layer 0, ``[B, T, D]``.
         calls: the arguments of each layer besides its input, as (positional, keyword).
         arity: the length of the tuple that a layer returns; 0 where it returns a tensor.
+        collected: what the forward shall return of each layer; None where nothing was asked for.
     """
 
     def __init__(self, layers: list[nn.Module], arity: int) -> None:
         self.layers = layers
         self.arity = arity
         self.hidden: torch.Tensor
-        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.calls: list[Call] = []
+        self.collected: Collected | None = None
 
     def run(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         """Layer `index` on `hidden`, called as the backbone called it."""
-        args, kwargs = self.calls[index]
-        return first_output(self.layers[index](hidden, *args, **kwargs))
+        return self.run_call(index, hidden, self.calls[index])
+
+    def run_call(self, index: int, hidden: torch.Tensor, call: Call, start: int = 0, first_key: int = 0) -> torch.Tensor:
+        """Layer `index` on tokens from `start` on, which attend to keys from `first_key` on."""
+        args, kwargs = call
+        if self.collected is None:
+            return first_output(self.layers[index](hidden, *args, **kwargs))
+        with self.collected.layer(index, start, first_key):
+            return first_output(self.layers[index](hidden, *args, **kwargs))
 
     def wrap(self, hidden: torch.Tensor) -> Any:
         return hidden if self.arity == 0 else (hidden, *[None] * (self.arity - 1))

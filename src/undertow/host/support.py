@@ -86,6 +86,13 @@ def check_calls(model: PreTrainedModel, hidden: torch.Tensor, calls: list[Call],
             raise refuse(model, "its layers pass on a dictionary besides the residual stream")
         for path, value in leaves((args, kwargs)):
             if isinstance(value, torch.Tensor) and value.ndim == 2 and "mask" in str(path[-1]):
+                kernel = model.config.get_text_config()._attn_implementation
+                if kernel not in ("sdpa", "eager"):
+                    raise refuse(
+                        model,
+                        f"its attention, {kernel}, takes a mask of tokens, not of queries and keys, which a group of tokens "
+                        'needs; load the model with attn_implementation="sdpa"',
+                    )
                 raise refuse(
                     model,
                     "some of its layers take a token mask, as recurrent layers do, for their attention mask",

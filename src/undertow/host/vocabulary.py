@@ -57,14 +57,19 @@ class ExpectedEmbedding:
             UnsupportedArchitectureError: the model adds to its embeddings before the first layer, or turns the last
                 layer's output into logits in another way.
         """
-        embeddings = self.owners.model.get_input_embeddings().weight[ids]  # type: ignore[index]
-        self.scale = float((first * embeddings).sum() / embeddings.pow(2).sum())
-        if not torch.allclose(first, self.scale * embeddings, rtol=1e-3, atol=1e-5):
+        embeddings = self.owners.model.get_input_embeddings().weight[ids].float()  # type: ignore[index]
+        dtype = first.dtype
+        fitted = (first.float() * embeddings).sum() / embeddings.pow(2).sum()
+        # Some models round the scale to their own type, and all round the product.
+        scales = fitted, fitted.to(dtype).float()
+        self.scale = float(max(scales, key=lambda scale: int(((scale * embeddings).to(dtype) == first).sum())))
+        rounding = max(1e-3, torch.finfo(dtype).eps)
+        if not torch.allclose(first.float(), self.scale * embeddings, rtol=rounding, atol=1e-5):
             raise refuse(
                 self.owners.model,
                 "soft tokens replace token embeddings, but its first layer sees more (learned positions or a norm)",
             )
-        if not torch.allclose(self.logits(last), logits, rtol=1e-3, atol=1e-4):
+        if not torch.allclose(self.logits(last).float(), logits.float(), rtol=rounding, atol=1e-4):
             raise refuse(
                 self.owners.model,
                 "soft tokens need its logits to be head(norm(h)), scaled or capped, which they are not",

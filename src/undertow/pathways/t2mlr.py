@@ -14,6 +14,7 @@ from undertow.errors import ConfigError
 from undertow.pathways.base import Decode, Pathway, Recurrence, check_layer
 from undertow.pathways.scan import NormScan
 
+GAMMAS = ("gamma_recurrent", "gamma_current")
 EPSILON = 1e-6
 CLAMP = 5.0
 
@@ -76,18 +77,31 @@ class T2MLRPathway(Pathway):
         for gate in self.gates.weight.chunk(2):
             nn.init.xavier_normal_(gate.data, gain=settings.gate_gain)
         nn.init.zeros_(self.gates.bias)
-        self.gamma_recurrent = nn.Parameter(torch.zeros((), dtype=torch.float32))
-        self.gamma_current = nn.Parameter(torch.zeros((), dtype=torch.float32))
+        # Vectors of one entry, as FSDP shards no scalars.
+        self.gamma_recurrent = nn.Parameter(torch.zeros(1, dtype=torch.float32))
+        self.gamma_current = nn.Parameter(torch.zeros(1, dtype=torch.float32))
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> T2MLRPathway:
         # A γ moves by less than half precision resolves, so it stays in fp32 when the model is cast below that.
-        kept = {name: getattr(self, name).detach() for name in ("gamma_recurrent", "gamma_current")}
+        kept = {name: getattr(self, name).detach() for name in GAMMAS}
         super()._apply(fn, recurse)
         for name, value in kept.items():
             gamma = getattr(self, name)
             if gamma.dtype.itemsize < 4:
                 gamma.data = value.to(device=gamma.device)
         return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name in GAMMAS:  # weights may be from when they were scalars
+            if (value := state_dict.get(prefix + name)) is not None:
+                state_dict[prefix + name] = value.reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def reshape_gammas(self, *shape: int) -> None:
+        """Give both γ another shape of one entry, in place."""
+        for name in GAMMAS:
+            gamma = getattr(self, name)
+            gamma.data = gamma.data.reshape(shape)
 
     def write(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         projected = self.project(state)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 # What the log calls them, and the parameter of each.
@@ -24,7 +25,9 @@ class GateLog(TrainerCallback):
         for name, parameter in model.named_parameters():
             for gate, gamma in GATES.items():
                 if name.rpartition(".")[2] == gamma and "original_module" not in name:
-                    found[gate] = math.tanh(float(parameter.detach()))
+                    value: Any = parameter.detach()
+                    whole = value.full_tensor() if isinstance(value, DTensor) else value  # FSDP's may be on another process
+                    found[gate] = math.tanh(float(whole))
         logs.update(found)  # for the callbacks after this one
         state.log_history[-1].update(found)
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
+from transformers.masking_utils import find_packed_sequence_indices
 
 from undertow.depth.adaptive import iterate_until_done
 from undertow.depth.cache import CACHE, DepthCache, Ledger, begin, finish
@@ -128,7 +129,8 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
 
         Args:
             attention_mask: ``[B, cached + T]``, 0 at padding on either side.
-            position_ids: absolute positions ``[B, T]`` or ``[1, T]``; counted from the mask by default.
+            position_ids: absolute positions ``[B, T]`` or ``[1, T]``; counted from the mask by default. Where there is no
+                mask and they start again, a packed document begins, which is read as it would be alone.
             labels: the input ids themselves, -100 where there is no loss; they are shifted here, as transformers does.
             depth: iterations r, of which the last `mean_backprop_depth` carry gradient, or (without, with gradient); the
                 mean recurrence by default. Whether in training or evaluation mode makes no difference.
@@ -141,7 +143,7 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
 
         Raises:
             ConfigError: the depth is below 1, or an exit rule is given where it cannot work.
-            DataError: inputs are missing or do not fit each other.
+            DataError: inputs are missing or do not fit each other, or packed documents are given beside a cache.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise DataError("give either input_ids or inputs_embeds")
@@ -154,7 +156,14 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
             cache = DepthCache(tokens=tokens)
         ledger = None if cache is None else begin(cache, self.config.n_layers, batch, steps.total)
         past, cursor = (0, None) if ledger is None else (ledger.seen, ledger.cursor)
-        context, positions, real = self.context(attention_mask, position_ids, batch, tokens, past, embedded.device, cache)
+        document = None
+        if attention_mask is None and position_ids is not None and tokens > 1:
+            document = find_packed_sequence_indices(position_ids)
+        if document is not None and given:
+            raise DataError("position_ids start again, as in packed documents, which a cache would mix; set use_cache=False")
+        context, positions, real = self.context(
+            attention_mask, position_ids, document, batch, tokens, past, embedded.device, cache
+        )
 
         forward = HuginnPass(self, embedded * self.config.embedding_scale, positions, context, cursor)
         state = self.first_state(positions, embedded, state_seed, initial, warm_start, resume, ledger)
@@ -219,13 +228,15 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
         self,
         mask: torch.Tensor | None,
         positions: torch.Tensor | None,
+        document: torch.Tensor | None,
         batch: int,
         tokens: int,
         past: int,
         device: torch.device,
         cache: Cache | None,
     ) -> tuple[Context, torch.Tensor, torch.Tensor | None]:
-        """What the layers need of positions and padding; the positions ``[B, T]``; which tokens are real ``[B, T]``."""
+        """What the layers need of positions, padding and packed documents, which `document` ``[B or 1, T]`` numbers; the
+        positions ``[B, T]``; which tokens are real ``[B, T]``."""
         if mask is not None and (mask.ndim != 2 or mask.shape[1] < past + tokens or mask.shape[0] not in (1, batch)):
             raise DataError(
                 f"attention_mask has shape {list(mask.shape)}; it needs [{batch}, {past + tokens}], 0 at padding"
@@ -248,6 +259,8 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
             causal = keys[None] <= own[:, None]
             # A padding token sees itself: a query that sees nothing has no attention.
             allowed = (causal & mask[:, None, :] | (keys[None] == own[:, None]))[:, None]
+        elif document is not None:
+            allowed = (document[:, :, None] == document[:, None]).tril()[:, None]
         elif past and tokens > 1:
             allowed = torch.ones(tokens, past + tokens, dtype=torch.bool, device=device).tril(past)[None, None]
         context = Context(torch.complex(angles.cos(), angles.sin())[:, :, None], allowed, cache)
