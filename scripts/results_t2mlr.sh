@@ -22,7 +22,7 @@ study() { # name, settings...
     cp "runs/$name/summary.json" "$page/$name.json"
     cp "runs/$name/losses.png" "$page/$name.png"
 }
-study solvers-s5
+"$undertow" study recipes/cpu/study-solvers-s5.yaml  # its table and figure are those of solvers.md
 study t2mlr-retrieval
 study t2mlr-variables
 study t2mlr-prosqa
