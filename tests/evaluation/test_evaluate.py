@@ -253,7 +253,7 @@ def test_a_file_is_read_and_scored(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["eval", str(folder), "--task=bbh-arithmetic", "--task.template=bare", f"--data={bench}"]) == 0
     ((length, decoding, right, total, _),) = cells(capsys.readouterr().out)
     assert (length, decoding, total) == ("all", "greedy", "300")
-    (result,) = json.loads((folder / "accuracy-bbh-arithmetic.json").read_text())
+    (result,) = json.loads((folder / "accuracy-bbh-arithmetic-bbh.json").read_text())
     assert result["correct"] == int(right) and int(right) < 300
     assert not (folder / "accuracy.json").exists(), "the run's own results are another file's"
 

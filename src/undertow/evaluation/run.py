@@ -76,9 +76,11 @@ def check_test(recipe: Recipe) -> None:
 
 
 def suffix_of(folder: Path, recipe: Recipe) -> str:
-    """What the names of a recipe's results end in: its task's kind, if the folder's model was trained on another task."""
+    """What the names of a recipe's results end in: its task's kind and test file, if the model was trained on another task."""
     trained = from_mapping(Recipe, load_yaml(folder / RECIPE)).task
-    return "" if recipe.task == trained else f"-{recipe.task.kind}"
+    file = getattr(recipe.task, "test", None)
+    own = "" if file is None else f"-{Path(file).stem}"
+    return "" if recipe.task == trained else f"-{recipe.task.kind}{own}"
 
 
 def evaluate_folder(folder: Path, recipe: Recipe, suffix: str = "") -> list[Accuracy]:
