@@ -31,7 +31,7 @@ study t2mlr-blocks --recipe.task.files="[$text]"
 study t2mlr-smollm2 --recipe.task.train="$train" --recipe.task.test="$test"
 
 # What the recurrence does in the language models: gates over training, loss and state by position, probes on each layer.
-recurrent=runs/t2mlr-blocks/1-to-6
+recurrent=runs/t2mlr-blocks/3-to-4
 "$undertow" inspect gates $recurrent > "$page/gates.md"
 "$undertow" inspect positions $recurrent --examples=256 > "$page/positions.md"
 "$undertow" inspect probes $recurrent --baseline=runs/t2mlr-blocks/none --examples=256 > "$page/probes.md"

@@ -76,7 +76,7 @@ def check_test(recipe: Recipe) -> None:
 
 
 def suffix_of(folder: Path, recipe: Recipe) -> str:
-    """What the names of a recipe's results end in: its task's kind and test file, if the model was trained on another task."""
+    """What the names of a recipe's results end in: its task's kind and test file, if it is not the task that was learned."""
     trained = from_mapping(Recipe, load_yaml(folder / RECIPE)).task
     file = getattr(recipe.task, "test", None)
     own = "" if file is None else f"-{Path(file).stem}"
