@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All of docs/results/t2mlr.md, some three hours on two CPU cores, forty minutes of it SmolLM2's.
+# All of docs/results/t2mlr.md, some three and a half hours on two CPU cores (an estimate), forty minutes of it SmolLM2's.
 #
 #     make models
 #     scripts/results_t2mlr.sh tinyshakespeare.txt gsm8k_train.jsonl gsm8k_test.jsonl
@@ -22,7 +22,7 @@ study() { # name, settings...
     cp "runs/$name/summary.json" "$page/$name.json"
     cp "runs/$name/losses.png" "$page/$name.png"
 }
-"$undertow" study recipes/cpu/study-solvers-s5.yaml  # its table and figure are those of solvers.md
+"$undertow" study recipes/cpu/study-solvers-s5.yaml # its table and figure are those of solvers.md
 study t2mlr-retrieval
 study t2mlr-variables
 study t2mlr-prosqa
