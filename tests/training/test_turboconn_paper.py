@@ -98,8 +98,7 @@ def test_parameters_are_counted_on_the_command_line(tmp_path: Path, capsys: pyte
     path = str(tiny.recipe_file(tmp_path, recurrence=tiny.TURBOCONN))
     assert main(["inspect", "parameters", path, "--recurrence.rank=4"]) == 0
     assert f"| recurrence | {2 * 4 * 16 + 4 + 16} |" in " ".join(capsys.readouterr().out.split())
-    missing = str(tiny.recipe_file(tmp_path / "other", model={"path": str(tmp_path)}))
-    assert main(["inspect", "parameters", missing]) == 2
+    assert main(["inspect", "parameters", path, f"--model={{path: {tmp_path}}}"]) == 2
     assert f"{tmp_path} has no model config" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="has no model config"):
         outline(tiny.recipe(tmp_path, model={"path": str(tmp_path)}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 
@@ -44,7 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 2 after a mistake of the user's, told in one sentence."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     wants_help = bool(given) and ("-h" in given or "--help" in given)
-    options, overrides = parser(given[0] if wants_help else None).parse_known_args(given)
+    # argparse would take a setting with a blank in it, such as --model={path: m}, for one more file.
+    sections = [argument for argument in given if re.match(r"--[\w.]+=[{[]", argument)]
+    rest = [argument for argument in given if argument not in sections]
+    options, others = parser(given[0] if wants_help else None).parse_known_args(rest)
+    overrides = [argument for argument in given if argument in sections or argument in others]
     command = COMMANDS[options.command]
     try:
         if command.settings is None:
