@@ -107,11 +107,12 @@ def collecting(attachment: Attachment, recording: Recording, inputs: Mapping[str
     """
     collector: dict[str, Any] = _active_collector.get() or {}
     model = attachment.owners.model
-    for name in OUTPUTS:
+    # Few models take these as inputs; the others spare each decode step the look into the config.
+    for name in (name for name in OUTPUTS if f"output_{name}" in attachment.input_names and name not in collector):
         asked = inputs.get(f"output_{name}")
         if asked is None:
             asked = getattr(model.config.get_text_config(), f"output_{name}", False)
-        if asked and name not in collector and f"output_{name}" in attachment.input_names:
+        if asked:
             raise refuse(
                 model,
                 f"output_{name} is asked for, which this model collects while it iterates over layers that have not yet "

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from undertow.config import from_mapping, to_mapping
 from undertow.depth.looped import Looped
@@ -134,7 +134,7 @@ def read_config(config: UndertowConfig) -> tuple[type[PreTrainedModel], PreTrain
 
 def known_class(name: str, config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The model class that loading finds by its name: the one that is registered for its config, or the library's own."""
-    registered = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    registered = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     classes = registered if isinstance(registered, tuple) else (registered,)
     own: type[PreTrainedModel] | None = getattr(transformers, name, None)
     return next((each for each in classes if each is not None and each.__name__ == name), own)
