@@ -36,7 +36,7 @@ cp runs/depth-s3/seed-0/depth/*.png $results/s3/
 for seed in runs/depth-text/seed-*; do
     "$python" scripts/measure_depth.py "$seed" --prompt 24 --new 20 --output "$results/text-$(basename "$seed").json"
 done
-"$python" scripts/measure_exit_widths.py --output $results/exit-widths.json
+"$python" scripts/measure_exit_widths.py --context 12 --output $results/exit-widths.json
 [ -z "$public" ] || "$python" scripts/compare_huginn.py "$public" --output $results/public.json
 
 # A pretrained model looped by retrofit, against the same tokens without the loop.
