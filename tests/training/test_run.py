@@ -56,7 +56,7 @@ def test_a_run_makes_its_folder(recurrence: Any, tmp_path: Path, monkeypatch: py
     for entry in steps:
         assert entry["loss"] > 0 and entry["grad_norm"] > 0 and entry["seconds_per_step"] > 0
     assert [entry["learning_rate"] for entry in steps] == pytest.approx([0, 5e-3, 1e-2, 1e-2, 1e-2, 1e-2])
-    assert [entry["step"] for entry in entries if "eval_loss" in entry] == [3, 6, 6]
+    assert [entry["step"] for entry in entries if "eval_loss" in entry] == [3, 6]
 
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     with torch.no_grad():
@@ -69,6 +69,13 @@ def test_a_run_makes_its_folder(recurrence: Any, tmp_path: Path, monkeypatch: py
     assert AutoTokenizer.from_pretrained(folder / "model")("01=").input_ids == [3, 4, 5]
     if recurrence is not None:
         assert find_attachment(model).settings == recipe.recurrence
+
+
+@pytest.mark.parametrize(("every", "steps"), [(None, [6]), (2, [2, 4, 6]), (4, [4, 6])])
+def test_the_last_step_is_evaluated_once(every: int | None, steps: list[int], tmp_path: Path) -> None:
+    folder = train(tiny.recipe(tmp_path, recurrence=None, training={"evaluate_every": every}), seed=0)
+    entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in entries if "eval_loss" in entry] == steps
 
 
 def test_no_checkpoints_and_no_held_out_loss_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

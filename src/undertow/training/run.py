@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from torch.utils.data import SequentialSampler
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from undertow.config import apply_overrides, from_mapping, load_yaml, save_yaml, to_mapping
@@ -111,7 +111,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finally:
         progress.close()
-    if len(held_out):
+    if len(held_out) and not evaluated(trainer.state):
         trainer.evaluate()
     log.write(event="end", **trainer.lengths(recipe))
 
@@ -125,6 +125,12 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
     for old in folder.glob("checkpoint-*"):
         shutil.rmtree(old)
     return folder
+
+
+def evaluated(state: TrainerState) -> bool:
+    """Whether the held-out examples have been evaluated after the last step already, as one of `evaluate_every`."""
+    last = (entry for entry in state.log_history if entry["step"] == state.global_step)
+    return any(name.startswith("eval_") for entry in last for name in entry)
 
 
 def remarks(recipe: Recipe, sets: dict[str, TaskDataset], tokenizer: Any) -> list[str]:
