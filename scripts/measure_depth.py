@@ -144,7 +144,7 @@ def drafts(model: Any, prompt: torch.Tensor, new: int, depth: int) -> dict[str, 
         for name, (draft, lookahead) in names.items():
             started = time.process_time()
             done = generate_speculative(
-                model, prompt, max_new_tokens=new, depth=depth, draft_depth=draft, lookahead=lookahead
+                model, prompt, max_new_tokens=new, depth=depth, draft_depth=draft, lookahead=lookahead, eos_token_id=()
             )
             seconds[name].append(time.process_time() - started)
             found[name] = {"identical": bool(torch.equal(done.sequences, plain)), "acceptance": done.acceptance}

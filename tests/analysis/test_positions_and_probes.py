@@ -9,11 +9,13 @@ import tiny
 import torch
 import zoo
 from helpers import hosted, tokens, unhosted
+from small_looped import looped
 
 from undertow.analysis.positions import loss_by_position, state_norms
-from undertow.analysis.probes import layer_outputs, probe_losses
+from undertow.analysis.probes import layer_outputs, probe_losses, recording
 from undertow.cli.main import main
 from undertow.errors import ConfigError
+from undertow.models import with_pauses
 from undertow.training import train
 from undertow.training.log import read_log
 
@@ -62,6 +64,25 @@ def test_layer_outputs_are_hidden_states() -> None:
     recurrent, _ = layer_outputs(hosted("llama", "t2mlr-middle"), [each])
     assert torch.allclose(recurrent[0], found[0], atol=1e-5), "below the recurrent block nothing changes"
     assert not torch.allclose(recurrent[1], found[1], atol=1e-2)
+
+
+def test_layer_outputs_of_loops_and_pauses() -> None:
+    """A loop's are those of its last iteration, and with pauses those of the last position of each token."""
+    each = batch()
+    wanted = each["labels"][:, 1:] != -100
+    loop = looped("llama", "plain")
+    found, _ = layer_outputs(loop, [each])
+    with recording(list(loop.model.layers)) as calls, torch.no_grad():
+        loop(**each, use_cache=False)
+    assert [len(own) for own in calls] == [1, 4, 4, 1]
+    assert torch.equal(found[2], calls[2][-1][:, :-1][wanted])
+    paused = with_pauses(unhosted("llama"), 2).eval()
+    found, _ = layer_outputs(paused, [each])
+    with recording(list(paused.base.model.layers)) as calls, torch.no_grad():
+        paused(**each, use_cache=False)
+    assert torch.equal(found[1], calls[1][0][:, 2::3][:, :-1][wanted])
+    with pytest.raises(ConfigError, match="does not run once for each token"):
+        layer_outputs(looped("llama", "dropping"), [each])
 
 
 def test_a_probe_finds_what_a_layer_knows_and_nothing_else() -> None:

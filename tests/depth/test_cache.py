@@ -142,7 +142,7 @@ def test_policies_keep_what_they_say() -> None:
         1,
         32,
     ]
-    with pytest.raises(ConfigError, match="budget of 0"):
+    with pytest.raises(ConfigError, match="the cache budget is 0"):
         Budget(0)
     with pytest.raises(ConfigError, match="anchor"):
         Anchor(0, 4)

@@ -15,7 +15,17 @@ from transformers import AutoModelForCausalLM
 import undertow
 from undertow import Looped
 from undertow.config import from_mapping, to_mapping
-from undertow.depth import LearnedGate
+from undertow.depth import (
+    Anchor,
+    Budget,
+    DepthCache,
+    KLDivergence,
+    Last,
+    LatentDifference,
+    LearnedGate,
+    MinPKL,
+    Scripted,
+)
 from undertow.depth.monitors import StateMonitor, state_measures
 from undertow.depth.objectives import exit_distribution, expected_loss, gate_loss
 from undertow.errors import CheckpointError, ConfigError, DataError
@@ -46,11 +56,53 @@ def test_presets() -> None:
         (((0,), (2, 3), (1,)), "go up and down"),
         (((0,), (), (1,)), "core is empty"),
         (((-1,), (0,), ()), "layer -1 is picked"),
+        ((0, (1,), ()), "prelude is 0; give a tuple of layer numbers"),
+        (((0,), (1.0,), ()), r"core is \(1.0,\); give a tuple of layer numbers"),
+        (((0,), (1,), (), "add"), "injection is 'add'; choose one of adapter, none"),
     ],
 )
 def test_wrong_picks(picks: tuple, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         Looped(*picks)
+
+
+def test_ranges_are_saved(tmp_path: Path) -> None:
+    model = undertow.attach(unhosted("llama"), Looped(range(0, 1), range(1, 3), range(3, 4)))  # type: ignore[arg-type]
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(run(loaded, tokens(1, 4)).logits, run(model, tokens(1, 4)).logits)
+
+
+def test_what_a_forward_refuses() -> None:
+    ids = tokens(2, 5)
+    for loop in ("plain", "whole"):
+        with pytest.raises(ConfigError, match="warm_start would lose the token"):
+            run(looped("llama", loop), ids, warm_start=True)
+    with pytest.raises(ConfigError, match="resume is 5 and depth 2"):
+        run(looped("llama"), ids, depth=2, resume=5)
+    timed = undertow.attach(looped("llama"), undertow.T2MLR(1, 2))
+    with pytest.raises(ConfigError, match="exit_rule, watch cannot be given beside a recurrence in time"):
+        run(timed, ids, exit_rule=LatentDifference(), watch=StateMonitor())
+
+
+@pytest.mark.parametrize(
+    "make, match",
+    [
+        (lambda: DepthCache(4), "the cache policy is 4; give one such as"),
+        (lambda: DepthCache(Last), "the cache policy is <class"),
+        (lambda: Budget(2.5), "the cache budget is 2.5; use a whole number"),
+        (lambda: Anchor(1.5, 2), "the anchor's first is 1.5; use a whole number"),
+        (lambda: Scripted(3), "depths is 3; give a tuple"),
+        (lambda: Scripted((1.5,)), "a depth of the script is 1.5"),
+        (lambda: LatentDifference("a"), "threshold is 'a'"),
+        (lambda: KLDivergence(minimum=1.5), "minimum is 1.5"),
+        (lambda: MinPKL(share=2), "share is 2"),
+        (lambda: Looped.whole(4.0), "layers is 4.0; give the number"),
+    ],
+)
+def test_values_that_mean_nothing(make: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make()
 
 
 def test_mistakes() -> None:

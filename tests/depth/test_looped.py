@@ -55,9 +55,10 @@ def test_cached_equals_uncached_and_rows_alone(name: str) -> None:
         assert difference(expected[row][real[row]], alone) < SAME
 
 
+@pytest.mark.parametrize("loop", ["adapter", "dropping"])
 @pytest.mark.parametrize("name", FEW)
-def test_generate_with_depth_and_beams(name: str) -> None:
-    model = looped(name)
+def test_generate_with_depth_and_beams(name: str, loop: str) -> None:
+    model = looped(name, loop)
     ids = tokens(2, 5)
     for settings in ({}, {"num_beams": 3}):
         cached = generate(model, ids, depth=3, attention_mask=torch.ones_like(ids), **settings)

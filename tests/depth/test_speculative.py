@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from small_huginn import ids, small
+from helpers import unhosted
+from small_huginn import VOCAB, ids, small
+from small_looped import looped, padded
 
 from undertow.depth.speculative import generate_speculative
 from undertow.errors import ConfigError
@@ -80,3 +82,35 @@ def test_mistakes() -> None:
         generate_speculative(model, tokens, depth=4, draft_depth=0)
     with pytest.raises(ConfigError, match="lookahead is 0"):
         generate_speculative(model, tokens, depth=4, draft_depth=2, lookahead=0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom"])
+def test_padded_rows_of_hosted_models(name: str) -> None:
+    """Positions count from each row's first token, as in `generate()`."""
+    model = looped(name)
+    tokens, mask, _ = padded()
+    settings: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    plain = model.generate(tokens, depth=4, eos_token_id=None, **settings)  # type: ignore[operator]
+    found = generate_speculative(model, tokens, mask, max_new_tokens=8, depth=4, draft_depth=2, lookahead=3, eos_token_id=())
+    assert torch.equal(found.sequences, plain)
+
+
+def test_end_and_padding_are_the_model_s_own() -> None:
+    model, tokens = small(), ids(1, 5, seed=3)
+    settings: dict[str, Any] = {"max_new_tokens": 14, "depth": 6}
+    free = generate_speculative(model, tokens, draft_depth=2, **settings).sequences[0]
+    written = free[5:].tolist()
+    last = next(at for at in range(3, 10) if written[at] not in written[:at])  # a token that comes late for the first time
+    ends = [VOCAB - 1, written[last]]
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = ends, 3
+    found = generate_speculative(model, tokens, draft_depth=2, lookahead=4, **settings).sequences[0]
+    upto = 5 + last + 1
+    assert torch.equal(found[:upto], free[:upto]) and len(found) < len(free) and bool((found[upto:] == 3).all())
+    assert torch.equal(generate_speculative(model, tokens, draft_depth=2, eos_token_id=(), **settings).sequences[0], free)
+
+
+def test_a_model_without_a_loop_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no recurrence in depth; attach undertow\.Looped first"):
+        generate_speculative(unhosted("llama"), ids(1, 4))
+    with pytest.raises(ConfigError, match=r"lookahead is 1\.5"):
+        generate_speculative(small(), ids(1, 4), lookahead=1.5)  # type: ignore[arg-type]

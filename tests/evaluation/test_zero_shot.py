@@ -77,6 +77,7 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert limited != pytest.approx(exact, rel=1e-3)
     for arguments, named in (
         ([*common, "--limit=0"], "limit is 0"),
+        ([*common, "--batch=0"], "batch is 0"),
         ([*common, "--evaluation.batch=3"], "is a setting of a recipe"),
         (["eval", str(saved), "--tasks=,", f"--tasks-folder={folder}"], "tasks is empty"),
         (["eval", str(saved), "--tasks=ends", f"--tasks-folder={folder / 'x'}"], "is no folder"),

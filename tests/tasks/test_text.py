@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from undertow.errors import ConfigError, DataError
 from undertow.tasks import PadCollator, TaskDataset, Text, character_tokenizer
 from undertow.tasks import tokens as tokens_module
+from undertow.tasks.documents import streamed
 
 SHAKESPEARE = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "tinyshakespeare.txt"
 SPLITS: Any = ("train", "valid", "test")
@@ -195,3 +196,14 @@ def test_tiny_shakespeare() -> None:
     held_out = "".join(decoded(task, split, tokenizer) for split in ("valid", "test"))
     assert text.endswith(f"\n{held_out}")
     assert len(held_out) / len(text) == pytest.approx(0.10, abs=0.001)
+
+
+def test_a_stream_that_breaks_is_named() -> None:
+    def rows() -> Any:
+        yield {"text": "first"}
+        raise ConnectionError("peer closed\nand more")
+
+    coming = streamed(rows(), "some/set")
+    assert next(coming) == {"text": "first"}
+    with pytest.raises(DataError, match=r"the data set some/set stopped coming: peer closed; try again"):
+        next(coming)

@@ -65,6 +65,29 @@ def test_gate_objectives(tmp_path: Path, objective: str) -> None:
     assert any("mlp" in name for name in moved) == (objective == "loop-lm")
 
 
+@pytest.mark.parametrize("objective", ["last", "loop-lm", "gate"])
+def test_accumulating_changes_no_loss(tmp_path: Path, objective: str) -> None:
+    """One batch of eight and four of two are the same step: same loss, same gradient."""
+    depth = GATED | {"objective": objective}
+    logged = []
+    for batch, accumulate in ((8, 1), (2, 4)):
+        training = {"steps": 1, "batch": batch, "accumulate": accumulate, "bucket_by_length": False}
+        folder = train(recipe(tmp_path, name=f"by-{batch}", depth=depth, training=training), 0)
+        logged.append(next(entry for entry in entries(folder) if "loss" in entry))
+    assert logged[1]["loss"] == pytest.approx(logged[0]["loss"], rel=1e-4)
+    assert logged[1]["grad_norm"] == pytest.approx(logged[0]["grad_norm"], rel=1e-3)
+
+
+@pytest.mark.parametrize("solver", [{"kind": "sequential"}, {"kind": "chunked", "chunk": 4}, {"kind": "scan"}])
+def test_beside_a_recurrence_in_time_there_are_no_monitors(tmp_path: Path, solver: dict[str, Any]) -> None:
+    """A solver runs the loop on some tokens, or again and again: what a monitor saw would be no state of the sequence."""
+    both = {"recurrence": {"kind": "t2mlr", "first_layer": 0, "last_layer": 1}, "solver": solver}
+    folder = train(recipe(tmp_path, depth=LOOPED, training={"steps": 2}, **both), 0)
+    assert len(losses(folder)) == 2 and not any("token_correlation" in entry for entry in entries(folder))
+    with pytest.raises(ConfigError, match=r"objective gate weighs the loss of every iteration.*use objective last"):
+        train(recipe(tmp_path, name="gated", depth=GATED | {"objective": "gate"}, **both), 0)
+
+
 def test_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train(recipe(tmp_path / "whole", depth=NATIVE), 0)
     with monkeypatch.context() as patch:

@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 
 from undertow.cli.main import main
 from undertow.config import from_mapping, load_yaml
+from undertow.errors import ConfigError, DataError
 from undertow.evaluation.study import Study
 from undertow.solvers import Jacobi, Scan, Sequential
 from undertow.tasks import Text, character_tokenizer
@@ -27,6 +28,8 @@ PARAMETERS = {
     "t2mlr-135m-9-22": 134_515_008 + FUSION,
     "t2mlr-135m-1-30": 134_515_008 + FUSION,
     "t2mlr-135m-baseline": 136_383_272,
+    "t2mlr-135m-loop-1-30x2": 136_383_272,
+    "t2mlr-135m-loop-9-22x3": 136_383_272,
     "t2mlr-135m-pause": 136_383_272 + 584,
     "t2mlr-370m-9-24": 361_821_120 + 5 * 960**2 + 2 * 960 + 2,
     "t2mlr-370m-baseline": 367_851_472,
@@ -58,6 +61,7 @@ def test_openmath_retrofit(tmp_path: Path) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + m['content'] + eos_token }}{% endfor %}"
     tokenizer.save_pretrained(tmp_path)
     shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 32}
+    shape["max_position_embeddings"] = 8192
     LlamaConfig(vocab_size=49152, tie_word_embeddings=True, **shape).save_pretrained(tmp_path)
     rows = [{"problem": f"{'a' * (i % 26)}", "generated_solution": "b" * (5000 if i == 3 else 9)} for i in range(600)]
     (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -86,10 +90,37 @@ def test_full_scale_recipes(name: str, local: list[str]) -> None:
     assert recipe.training.batch * recipe.training.accumulate == 256
     assert not (Path(recipe.task.cache)).exists(), "a look must not tokenize everything"  # type: ignore[union-attr]
     costs = found.training / found.forward
-    if "baseline" in name or "pause" in name:
+    if any(kind in name for kind in ("baseline", "pause", "loop")):
         assert costs == pytest.approx(3)
     else:  # 17 runs of the block forwards, 5 backwards, for a share of the layers
         assert 3 < costs < 17 + 2 * 5
+
+
+def test_what_training_would_refuse_is_refused(tmp_path: Path) -> None:
+    short = tiny.recipe(tmp_path, model={"positions": 8})
+    with pytest.raises(DataError, match=r"has \d+ tokens, but the model reads 8 at most; raise model.positions"):
+        dry_run(short)
+    paused = tiny.recipe(tmp_path, model={"positions": 14, "pauses": 1})
+    with pytest.raises(DataError, match="the model reads 7 at most"):
+        dry_run(paused)
+    with pytest.raises(ConfigError, match="max_tokens is 65, but the model reads 64"):
+        dry_run(tiny.recipe(tmp_path, training={"max_tokens": 65}))
+
+
+def test_what_the_times_leave_out_is_said(tmp_path: Path) -> None:
+    said = "An exact rollout runs the block token after token"
+    for solver, expected in (({"kind": "sequential"}, True), ({"kind": "auto"}, True), ({"kind": "scan"}, False)):
+        assert (said in dry_run(tiny.recipe(tmp_path, recurrence=tiny.T2MLR, solver=solver))) == expected
+    assert said not in dry_run(tiny.recipe(tmp_path))
+
+
+def test_a_loop_s_iterations_need_memory(tmp_path: Path) -> None:
+    found = []
+    for depth in (1, 4):
+        looped = {"looped": {"prelude": [], "core": [0, 1], "coda": []}, "schedule": {"kind": "fixed", "depth": depth}}
+        recipe = tiny.recipe(tmp_path, depth=looped)
+        found.append(estimate(recipe, outline(recipe), tokenizer_for(recipe)).activations)
+    assert 2 < found[1] / found[0] < 4
 
 
 def test_operations_of_a_plain_model(local: list[str]) -> None:

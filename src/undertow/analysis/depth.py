@@ -64,7 +64,11 @@ def iteration_logits(model: Any, batch: Batch, depth: int) -> torch.Tensor:
 
 @torch.no_grad()
 def iteration_states(model: Any, batch: Batch, depth: int, seed: int | None = None) -> torch.Tensor:
-    """The state before the first iteration and after each, ``[depth + 1, B, T, D]``."""
+    """The state before the first iteration and after each, ``[depth + 1, B, T, D]``.
+
+    Raises:
+        ConfigError: the model has a recurrence in time besides, whose solvers run the loop again and again.
+    """
     states: list[torch.Tensor] = []
 
     def collect(index: int, before: torch.Tensor, after: torch.Tensor) -> None:

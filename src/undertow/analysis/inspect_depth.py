@@ -36,6 +36,7 @@ from undertow.evaluation.accuracy import accuracy_by_length
 from undertow.evaluation.depth import at_depth, get_depth
 from undertow.evaluation.report import percent, table
 from undertow.files import write_text
+from undertow.host.adapters import has_recurrence
 from undertow.host.attach import find_attachment
 from undertow.models import HuginnForCausalLM
 from undertow.tasks import PadCollator, real_tokens
@@ -64,17 +65,33 @@ def inspect_depth(run: Path, examples: int) -> str:
     folder, recipe, model, tokenizer = first_seed(run, examples)
     mean = get_depth(model)
     depths = sorted({max(1, round(share * mean)) for share in SHARES})
-    end = END * mean
     batch = PadCollator(tokenizer)(first_items(recipe.task, "valid", tokenizer, examples))
     model.eval()
 
-    losses = loss_by_depth(model, batch, depths)
+    results: dict[str, Any] = {"mean": mean, "loss_by_depth": loss_by_depth(model, batch, depths)}
     scored = recipe.task.measured_by != "loss"
-    accuracies = accuracy_by_depth(model, tokenizer, recipe, depths, examples) if scored else {}
+    results["accuracy_by_depth"] = accuracy_by_depth(model, tokenizer, recipe, depths, examples) if scored else {}
+    output = folder / "depth"
+    depth_figure({"held-out loss": results["loss_by_depth"]}, output / "loss.png", "loss", mean)
+    if scored:
+        depth_figure({"accuracy": results["accuracy_by_depth"]}, output / "accuracy.png", "accuracy", mean)
+    text = depth_report(results)
+    if loops_alone(model):
+        found, more = inspect_states(model, tokenizer, batch, mean, output)
+        results, text = results | found, f"{text}\n\n{more}"
+    else:
+        text += "\n\nNo exits and states here: beside a recurrence in time the loop runs again and again."
+    write_text(output / "depth.json", json.dumps(results, indent=1) + "\n")
+    write_text(output / "depth.md", text + "\n")
+    return f"{text}\n\nFigures: {output}"
+
+
+def inspect_states(model: Any, tokenizer: Any, batch: Any, mean: int, output: Path) -> tuple[dict[str, Any], str]:
+    """What becomes of each token's state, and when exit rules stop it: measures, tables, and figures in `output`."""
+    end = END * mean
     exits = measure_exits(model, batch, rules_for(model), end)
     states = iteration_states(model, batch, end)
     distances = convergence(states)
-    apart = path_independence(model, batch, end)
     kinds = behaviours(states)
     real = real_tokens(batch)
     start = int(real[0].long().argmax())  # the first row without its padding, on either side
@@ -83,27 +100,31 @@ def inspect_depth(run: Path, examples: int) -> str:
     words = [str(tokenizer.decode([int(token)])) or "·" for token in ids]
     lens = iteration_logits(model, batch, mean)[:, 0, row]
 
-    output = folder / "depth"
-    figures(output, losses, accuracies, mean, exits, distances[:, 0, row], words)
+    exits_figure(exits, output / "exits.png")
+    convergence_figure(distances[:, 0, row], words, output / "convergence.png")
     chosen = sorted(range(len(words)), key=lambda i: -float(distances[-2, 0, start + i]))[:CHOSEN]
     trajectories_figure(principal_components(states)[:, 0, row], words, kinds[0][row], chosen, output / "trajectories.png")
     counted = [
         kind for kept, found in zip(real.tolist(), kinds, strict=True) for k, kind in zip(kept, found, strict=True) if k
     ]
-    shares = {kind: counted.count(kind) / len(counted) for kind in ("fixed point", "orbit", "slider")}
     results: dict[str, Any] = {
-        "mean": mean,
-        "loss_by_depth": losses,
-        "accuracy_by_depth": accuracies,
         "exits": [dataclasses.asdict(result) | {"rule": to_mapping(result.rule)} for result in exits],
         "distance_to_the_end": [float(d[real].mean()) for d in distances],
-        "distance_between_starts": apart,
-        "behaviours": shares,
+        # Without noise there is one start only, and nothing to compare.
+        "distance_between_starts": path_independence(model, batch, end) if starts_from_noise(model) else None,
+        "behaviours": {kind: counted.count(kind) / len(counted) for kind in ("fixed point", "orbit", "slider")},
     }
-    write_text(output / "depth.json", json.dumps(results, indent=1) + "\n")
-    text = report(results, lens, words, tokenizer, exits)
-    write_text(output / "depth.md", text + "\n")
-    return f"{text}\n\nFigures: {output}"
+    return results, states_report(results, mean, lens, words, tokenizer, exits)
+
+
+def loops_alone(model: Any) -> bool:
+    """Whether no recurrence in time runs the loop again and again."""
+    return not has_recurrence(model) or find_attachment(model).pathway is None
+
+
+def starts_from_noise(model: Any) -> bool:
+    """Whether the first states are drawn."""
+    return isinstance(model, HuginnForCausalLM) or find_attachment(model).looped.injection != "none"  # type: ignore[union-attr]
 
 
 def rules_for(model: Any) -> tuple[ExitRule, ...]:
@@ -124,26 +145,10 @@ def accuracy_by_depth(model: Any, tokenizer: Any, recipe: Recipe, depths: list[i
     return found
 
 
-def figures(
-    output: Path,
-    losses: dict[int, float],
-    accuracies: dict[int, float],
-    mean: int,
-    exits: Any,
-    distances: torch.Tensor,
-    words: list[str],
-) -> None:
-    depth_figure({"held-out loss": losses}, output / "loss.png", "loss", mean)
-    if accuracies:
-        depth_figure({"accuracy": accuracies}, output / "accuracy.png", "accuracy", mean)
-    exits_figure(exits, output / "exits.png")
-    convergence_figure(distances, words, output / "convergence.png")
-
-
-def report(results: dict[str, Any], lens: torch.Tensor, words: list[str], tokenizer: Any, exits: Any) -> str:
-    """The tables."""
+def depth_report(results: dict[str, Any]) -> str:
+    """Loss and accuracy by depth."""
     mean, right = results["mean"], results["accuracy_by_depth"]
-    by_depth = table(
+    return table(
         ["iterations", "held-out loss", "accuracy"],
         [
             [
@@ -154,6 +159,12 @@ def report(results: dict[str, Any], lens: torch.Tensor, words: list[str], tokeni
             for depth, loss in results["loss_by_depth"].items()
         ],
     )
+
+
+def states_report(
+    results: dict[str, Any], mean: int, lens: torch.Tensor, words: list[str], tokenizer: Any, exits: Any
+) -> str:
+    """The other tables."""
     by_rule = table(
         ["exit rule", "iterations a token", "held-out loss"],
         [[result.rule.kind, f"{result.mean_depth:.2f}", f"{result.loss:.4f}"] for result in exits],
@@ -162,7 +173,7 @@ def report(results: dict[str, Any], lens: torch.Tensor, words: list[str], tokeni
     end, apart = results["distance_to_the_end"], results["distance_between_starts"]
     ways = table(
         ["after iteration", f"distance to iteration {END * mean}", "distance between two starts"],
-        [[index + 1, f"{end[index]:.4f}", f"{apart[index + 1]:.4f}"] for index in marks],
+        [[index + 1, f"{end[index]:.4f}", f"{apart[index + 1]:.4f}" if apart else "–"] for index in marks],
     )
     guesses = table(
         ["token", *[f"r={index + 1}" for index in range(len(lens))]],
@@ -172,4 +183,4 @@ def report(results: dict[str, Any], lens: torch.Tensor, words: list[str], tokeni
         ],
     )
     shares = ", ".join(f"{percent(share)} {kind}s" for kind, share in results["behaviours"].items())
-    return "\n\n".join([by_depth, by_rule, ways, f"States: {shares}.", "Likeliest next token at every iteration:", guesses])
+    return "\n\n".join([by_rule, ways, f"States: {shares}.", "Likeliest next token at every iteration:", guesses])

@@ -35,7 +35,7 @@ def probe_losses(
         hidden: width of the probes.
 
     Raises:
-        ConfigError: the batches have no labelled token.
+        ConfigError: the batches have no labelled token, or the layers cannot be probed (see `at_tokens`).
     """
     trained, held_out = layer_outputs(model, train), layer_outputs(model, valid)
     vocabulary = model.get_output_embeddings().weight.shape[0]
@@ -59,12 +59,26 @@ def layer_outputs(model: Any, batches: Sequence[Batch]) -> tuple[list[torch.Tens
             wanted = following != IGNORED
             labels.append(following[wanted])
             for kept, own in zip(found, pieces, strict=True):
-                whole = torch.cat(own, dim=1)  # a rollout runs a layer on a few tokens at a time, in order
-                assert whole.shape[:2] == batch["labels"].shape
-                kept.append(whole[:, :-1][wanted].float())
+                kept.append(at_tokens(own, batch["labels"].shape[1])[:, :-1][wanted].float())
     if not labels or not len(torch.cat(labels)):
         raise ConfigError("the batches have no labelled token to probe for; give more examples")
     return [torch.cat(kept).clone() for kept in found], torch.cat(labels).clone()
+
+
+def at_tokens(calls: Sequence[torch.Tensor], tokens: int) -> torch.Tensor:
+    """A layer's output ``[B, T, D]`` at each token, of the outputs of its calls in a forward.
+
+    A loop calls it on all tokens again and again, of which the last counts; a rollout on a few tokens at a time; and with
+    pauses each token takes several positions, of which the last predicts.
+
+    Raises:
+        ConfigError: its outputs are none of these, or the layer was not called.
+    """
+    whole = calls[-1] if calls and calls[-1].shape[1] % tokens == 0 else torch.cat([*calls], dim=1) if calls else None
+    if whole is None or whole.shape[1] % tokens:
+        raise ConfigError("a layer does not run once for each token, so that nothing can be probed; probe another model")
+    each = whole.shape[1] // tokens
+    return whole[:, each - 1 :: each]
 
 
 @contextmanager

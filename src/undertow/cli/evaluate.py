@@ -19,6 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="test on all of this file: short for --task.test=FILE, no lengths and as many examples as there are",
     )
+    parser.add_argument("--depth", type=int, help="iterations of a recurrent-depth model (default as trained)")
     parser.add_argument("--tasks", help="zero-shot tasks of lm-eval instead, such as arc_easy,hellaswag")
     parser.add_argument("--tasks-folder", type=Path, help="folder with YAML tasks of your own, for --tasks")
     parser.add_argument("--limit", type=int, help="examples of each of --tasks (default all)")
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
             raise ConfigError("--data is a file for the run's own task, and --tasks name others; give one of them")
         names = [name for name in options.tasks.split(",") if name]
         batch, prefill = 8 if options.batch is None else options.batch, options.prefill or "exact"
-        print(zero_shot(options.run, names, options.tasks_folder, options.limit, batch, prefill))
+        print(zero_shot(options.run, names, options.tasks_folder, options.limit, batch, prefill, options.depth))
         return
     for name in ("tasks_folder", "limit", "batch", "prefill"):
         if getattr(options, name) is not None:
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     if options.data is not None:
         whole = ["--evaluation.lengths=[]", f"--evaluation.examples={sys.maxsize}"]
         data = [f"--task.test={json.dumps(str(options.data))}", *whole]
-    print(evaluate(options.run, [*data, *overrides]))
+    print(evaluate(options.run, [*data, *overrides], options.depth))
 
 
 EVAL = Command(

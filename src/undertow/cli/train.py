@@ -18,12 +18,12 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     from undertow.training.run import load_recipe, run_folder, train
 
     recipe = load_recipe(options.recipe, overrides)
+    check_test(recipe)
     if options.dry_run:
         from undertow.training.dry_run import dry_run
 
         print(dry_run(recipe))
         return
-    check_test(recipe)
     for seed in recipe.seeds:
         print(train(recipe, seed))
     print(evaluate(run_folder(recipe, recipe.seeds[0]).parent, []))

@@ -18,7 +18,7 @@ from transformers import GenerationMixin
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from undertow.depth.policy import CachePolicy, Full
-from undertow.errors import DataError
+from undertow.errors import ConfigError, DataError
 
 # The library's keyword for the cache: `past_key_values` up to transformers 5.23, `cache` since.
 CACHE = (
@@ -92,6 +92,10 @@ class _Rows(CacheLayerMixin):
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         if self.is_initialized:
             self.keys, self.values = self.keys[indices], self.values[indices]
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        if self.is_initialized:  # a layer that the loop leaves out holds nothing, however many tokens there were
+            self.batch_select_indices(beam_idx.to(self.keys.device))
 
 
 class DepthLayer(_Rows):
@@ -225,9 +229,14 @@ class DepthCache(Cache):
     Args:
         policy: which iterations to keep: `Full()`, `Last()`, `Budget(n)` or `Anchor(first, turning)`.
         tokens: how many tokens to make room for at once; the room doubles whenever it is full.
+
+    Raises:
+        ConfigError: the policy is none of these.
     """
 
     def __init__(self, policy: CachePolicy | None = None, tokens: int = FIRST_TOKENS) -> None:
+        if policy is not None and not isinstance(policy, CachePolicy):
+            raise ConfigError(f"the cache policy is {policy!r}; give one such as undertow.depth.Budget(4)")
         super().__init__(layers=[])
         self.policy, self.tokens = policy or Full(), max(tokens, 1)
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch.nn import functional as F
 
+from undertow.depth.loop import check_depth
 from undertow.errors import ConfigError
 
 
@@ -64,8 +65,7 @@ class ExitRule:
     """Iterations before the first check: no token stops earlier."""
 
     def __post_init__(self) -> None:
-        if self.minimum < 1:
-            raise ConfigError(f"minimum is {self.minimum}; a token runs at least 1 iteration")
+        check_depth("minimum", self.minimum)
 
     def watch(self) -> Watch:
         return Watch(self.decide)
@@ -81,8 +81,8 @@ class _Threshold(ExitRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.threshold <= 0:
-            raise ConfigError(f"threshold is {self.threshold}; nothing is below it, so use more than 0")
+        if not isinstance(self.threshold, int | float) or not self.threshold > 0:
+            raise ConfigError(f"threshold is {self.threshold!r}; nothing is below it, so use more than 0")
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,11 @@ class MinPKL(KLDivergence):
     share: float = 0.1
     """Probabilities below this share of the largest are levelled."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.share < 1:
+            raise ConfigError(f"share is {self.share}; use 0 or more, and less than 1")
+
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
         probabilities = F.softmax(logits.float(), dim=-1)
         low = probabilities < self.share * probabilities.amax(-1, keepdim=True)
@@ -176,8 +181,7 @@ class ArgmaxStability(ExitRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.times < 1:
-            raise ConfigError(f"times is {self.times}; use 1 or more")
+        check_depth("times", self.times)
 
     def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
         now, before = _logits(evidence).argmax(-1), memory.get("argmax")
@@ -198,8 +202,10 @@ class Scripted(ExitRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.depths or min(self.depths) < 1:
-            raise ConfigError(f"depths is {self.depths}; give at least one, each 1 or more")
+        if not isinstance(self.depths, tuple | list) or not self.depths:
+            raise ConfigError(f"depths is {self.depths!r}; give a tuple of at least one depth")
+        for depth in self.depths:
+            check_depth("a depth of the script", depth)
 
     def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
         depths = torch.tensor(self.depths, device=evidence.positions.device)

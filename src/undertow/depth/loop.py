@@ -19,6 +19,12 @@ from undertow.errors import ConfigError
 Iteration = Callable[[torch.Tensor, int], torch.Tensor]
 
 
+def check_depth(name: str, value: int) -> None:
+    """Refuse what is no number of iterations."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} is {value!r}; use a whole number of iterations, 1 or more")
+
+
 @dataclass(frozen=True)
 class Steps:
     """The iterations of one forward: the first ones without gradient, the last ones with it."""
@@ -40,8 +46,7 @@ class Steps:
     @classmethod
     def of(cls, depth: int, backward: int) -> Steps:
         """`depth` iterations, of which the last `backward` carry gradient, or all where there are fewer."""
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-            raise ConfigError(f"depth is {depth!r}; use a whole number of iterations, 1 or more")
+        check_depth("depth", depth)
         graded = min(depth, backward)
         return cls(depth - graded, graded)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import nn
 
-from undertow.depth.sampler import check_depth
+from undertow.depth.loop import check_depth
 from undertow.errors import ConfigError, nearest
+
+Injection = Literal["adapter", "none"]
 
 # Layer picks of arXiv 2511.07384, 0-based: (prelude, core, coda) as (first, last) of each. What lies between is dropped.
 PRESETS = {
@@ -37,7 +39,7 @@ class Looped:
     """Layers that are looped."""
     coda: tuple[int, ...]
     """Layers that run once after the loop."""
-    injection: Literal["adapter", "none"] = "adapter"
+    injection: Injection = "adapter"
     """adapter: a linear map of cat(state, e) enters the core; it passes e through at the start, and the first state is
     noise. none: the state alone enters, and the first is e."""
     norm: bool = False
@@ -56,6 +58,13 @@ class Looped:
     def __post_init__(self) -> None:
         check_depth("depth", self.depth)
         check_depth("backward", self.backward)
+        for name in ("prelude", "core", "coda"):
+            layers = getattr(self, name)
+            if not isinstance(layers, tuple | list | range) or not all(type(layer) is int for layer in layers):
+                raise ConfigError(f"{name} is {layers!r}; give a tuple of layer numbers, such as (0, 1)")
+            object.__setattr__(self, name, tuple(layers))  # a range is no JSON
+        if self.injection not in get_args(Injection):
+            raise ConfigError(f"injection is {self.injection!r}; choose one of {', '.join(get_args(Injection))}")
         if not self.core:
             raise ConfigError("core is empty; pick at least one layer to loop")
         picked = [*self.prelude, *self.core, *self.coda]
@@ -82,6 +91,8 @@ class Looped:
     @classmethod
     def whole(cls, layers: int, depth: int = 4, gate: bool = True, **settings: Any) -> Looped:
         """LoopLM (arXiv 2510.25741): the whole stack of `layers` loops, normed after each time, with an exit gate."""
+        if type(layers) is not int or layers < 1:
+            raise ConfigError(f"layers is {layers!r}; give the number of the model's layers, 1 or more")
         given = {"injection": "none", "norm": True, **settings}
         return cls((), tuple(range(layers)), (), depth=depth, gate=gate, **given)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from undertow.errors import ConfigError
+from undertow.depth.loop import check_depth
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ class Budget:
     """How many to keep."""
 
     def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise ConfigError(f"a cache budget of {self.iterations} iterations holds nothing; use 1 or more")
+        check_depth("the cache budget", self.iterations)
 
     def slots(self, depth: int) -> int:
         return min(depth, self.iterations)
@@ -69,10 +68,8 @@ class Anchor:
     """Slots that the later ones share in turn."""
 
     def __post_init__(self) -> None:
-        if self.first < 1 or self.turning < 1:
-            raise ConfigError(
-                f"anchor keeps {self.first} first and {self.turning} turning iterations; use 1 or more of each"
-            )
+        check_depth("the anchor's first", self.first)
+        check_depth("the anchor's turning", self.turning)
 
     def slots(self, depth: int) -> int:
         return min(depth, self.first + self.turning)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from undertow.depth.loop import Steps
+from undertow.depth.loop import Steps, check_depth
 from undertow.errors import ConfigError
 
 # Keeps the seeds of a sampler's steps apart from those of other uses of the same seed.
@@ -36,7 +36,7 @@ class SampledDepth:
     curriculum: Literal["none", "linear", "1-sqrt"] = "none"
     """How the mean rises to its value: not at all, ⌈mean t/W⌉, or ⌈mean (1 - √(1 - t/W))⌉ (arXiv 2511.07384)."""
     curriculum_steps: int = 0
-    """W: the steps over which it rises."""
+    """W: the micro-batches over which it rises: training.accumulate of them make a step."""
 
     def __post_init__(self) -> None:
         check_depth("mean", self.mean)
@@ -91,8 +91,3 @@ class FixedDepth:
 
 
 DepthSchedule = SampledDepth | FixedDepth
-
-
-def check_depth(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; use a whole number of iterations, 1 or more")

@@ -6,13 +6,15 @@ on from the drafted tokens' states and from their keys and values of the iterati
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from undertow.depth.cache import CACHE, DepthCache, rewind
-from undertow.depth.sampler import check_depth
+from undertow.depth.loop import check_depth
 from undertow.errors import ConfigError
 
 
@@ -47,34 +49,50 @@ def generate_speculative(
     depth: int = 32,
     draft_depth: int = 4,
     lookahead: int = 4,
-    eos_token_id: int | None = None,
-    pad_token_id: int = 0,
+    eos_token_id: int | Sequence[int] | None = None,
+    pad_token_id: int | None = None,
 ) -> Speculation:
     """Greedy text after the prompts ``[B, T]``, left-padded where the mask ``[B, T]`` says so.
+
+    A row ends with one of `eos_token_id`, and `pad_token_id` follows; by default both are the generation config's, as in
+    `generate()`. An empty `eos_token_id` lets every row run on.
 
     Each round drafts `lookahead` tokens at `draft_depth`, runs the iterations from `draft_depth` to `depth` for all of
     them in one forward, and keeps what full depth would have written: at least one token. All rows go on by as many tokens
     as the row that kept the fewest, so more rows make shorter rounds.
 
     Raises:
-        ConfigError: the draft is as deep as the verification, or a number is below 1.
+        ConfigError: the draft is as deep as the verification, a number is below 1, or the model has no recurrence in depth.
     """
     check_depth("depth", depth)
     check_depth("draft_depth", draft_depth)
     if draft_depth >= depth:
         raise ConfigError(f"draft_depth {draft_depth} is not below depth {depth}: there would be nothing to verify")
-    if lookahead < 1 or max_new_tokens < 1:
-        raise ConfigError(f"lookahead is {lookahead} and max_new_tokens {max_new_tokens}; use 1 or more")
+    for name, number in (("lookahead", lookahead), ("max_new_tokens", max_new_tokens)):
+        if type(number) is not int or number < 1:
+            raise ConfigError(f"{name} is {number!r}; use a whole number, 1 or more")
+    parameters = inspect.signature(model.forward).parameters
+    if "depth" not in {*parameters, *inspect.signature(model.prepare_inputs_for_generation).parameters}:
+        raise ConfigError("the model has no recurrence in depth; attach undertow.Looped first")
+    ends = model.generation_config.eos_token_id if eos_token_id is None else eos_token_id
+    ends = torch.tensor([] if ends is None else ends, dtype=torch.long, device=input_ids.device).flatten()
+    if pad_token_id is None:
+        pad_token_id = model.generation_config.pad_token_id
+    if pad_token_id is None:  # as `generate()` has it
+        pad_token_id = int(ends[0]) if len(ends) else 0
     batch, prompt = input_ids.shape
     total = prompt + max_new_tokens
     mask = torch.ones(batch, total, dtype=torch.long, device=input_ids.device)
     if attention_mask is not None:
         mask[:, :prompt] = attention_mask
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
     cache = DepthCache(tokens=total)
 
     def run(tokens: torch.Tensor, length: int, **settings: Any) -> torch.Tensor:
         """The likeliest next tokens ``[B, n]`` after each of the `tokens`, of which the last is number `length`."""
         inputs = {CACHE: cache, "attention_mask": mask[:, :length], "use_cache": True, **settings}
+        if "position_ids" in parameters:
+            inputs["position_ids"] = positions[:, length - tokens.shape[1] : length]
         found: torch.Tensor = model(tokens, **inputs).logits.argmax(-1)
         return found
 
@@ -87,8 +105,7 @@ def generate_speculative(
         for column in tokens.T:
             column = torch.where(running, column, pad_token_id)
             sequences = torch.cat([sequences, column[:, None]], dim=1)
-            if eos_token_id is not None:
-                running = running & (column != eos_token_id)
+            running = running & ~torch.isin(column, ends)
 
     latest = run(input_ids, prompt, depth=depth, logits_to_keep=1)
     write(latest)

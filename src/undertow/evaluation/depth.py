@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from undertow.depth.sampler import check_depth
+from undertow.depth.loop import check_depth
 from undertow.errors import ConfigError
 from undertow.host.attach import find_attachment
 from undertow.models import HuginnForCausalLM

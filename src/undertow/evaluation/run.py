@@ -7,16 +7,21 @@ import json
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from undertow.config import apply_overrides, from_mapping, load_yaml, save_yaml
+from undertow.depth.loop import check_depth
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.evaluation.accuracy import Accuracy, accuracy_by_length, generate
+from undertow.evaluation.depth import set_depth
 from undertow.evaluation.figures import accuracy_figure
 from undertow.evaluation.loss import Loss, loss_per_token, loss_table
 from undertow.evaluation.report import accuracy_table
 from undertow.files import write_text
 from undertow.tasks import Example, Text, encode_prompt
-from undertow.training.build import ADAPTER, context_of, load, quiet_libraries
+from undertow.training.build import ADAPTER, context_of, load, loops, quiet_libraries
 from undertow.training.data import most_tokens
 from undertow.training.recipe import Recipe
 from undertow.training.run import MODEL, RECIPE
@@ -37,30 +42,57 @@ def seed_folders(run: Path) -> list[Path]:
     return finished
 
 
-def evaluate(run: Path, overrides: list[str]) -> str:
-    """Evaluate every seed of a run by its recipe, with `overrides` applied; writes the results and returns a table."""
+def load_at(folder: Path, depth: int | None) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The model in a folder and its tokenizer, set to run `depth` iterations; as many as it was trained with if None.
+
+    Raises:
+        CheckpointError: there is no model there.
+        ConfigError: the depth is below 1, or the model has no recurrence in depth.
+    """
+    if depth is not None:
+        check_depth("depth", depth)  # before a large model is loaded
+    model, tokenizer = load(str(folder))
+    if depth is not None:
+        if not loops(model):
+            raise ConfigError(f"depth is {depth}, but {folder} has no recurrence in depth; leave depth out")
+        set_depth(model, depth)
+    return model, tokenizer
+
+
+def depth_suffix(depth: int | None) -> str:
+    """What the names of results end in where a depth was asked for, so that those of the trained one stay."""
+    return "" if depth is None else f"-depth-{depth}"
+
+
+def evaluate(run: Path, overrides: list[str], depth: int | None = None) -> str:
+    """Evaluate every seed of a run by its recipe, with `overrides` applied; writes the results and returns a table.
+
+    A `depth` is how many iterations recurrent-depth models run, instead of as many as they were trained with.
+    """
     quiet_libraries()
     folders = seed_folders(run)
     recipes = [from_mapping(Recipe, apply_overrides(load_yaml(folder / RECIPE), overrides)) for folder in folders]
     recipe = recipes[-1]
+    suffixes = [suffix_of(folder, recipe) + depth_suffix(depth) for folder, recipe in zip(folders, recipes, strict=True)]
+    name = recipe.name if depth is None else f"{recipe.name} at depth {depth}"
     if recipe.task.measured_by == "loss":
         losses = {
-            folder.name: evaluate_loss(folder, recipe, suffix_of(folder, recipe))
-            for folder, recipe in zip(folders, recipes, strict=True)
+            folder.name: evaluate_loss(folder, recipe, suffix, depth)
+            for folder, recipe, suffix in zip(folders, recipes, suffixes, strict=True)
         }
-        return f"{recipe.name}\n\n{loss_table(losses)}"
+        return f"{name}\n\n{loss_table(losses)}"
     pooled: dict[tuple[int | None, float], list[Accuracy]] = defaultdict(list)
     curves = {}
-    for folder, recipe in zip(folders, recipes, strict=True):
-        results = evaluate_folder(folder, recipe, suffix_of(folder, recipe))
+    for folder, recipe, suffix in zip(folders, recipes, suffixes, strict=True):
+        results = evaluate_folder(folder, recipe, suffix, depth)
         curves[folder.name] = [result for result in results if result.temperature == 0 and result.length is not None]
         for result in results:
             pooled[result.length, result.temperature].append(result)
     if all(curves.values()):
         longest = getattr(recipe.task, "max_length", None) or getattr(recipe.task, "max_operands", None)
-        accuracy_figure(curves, run / "accuracy.png", recipe.name, f"{recipe.task.kind}: length", longest)
+        accuracy_figure(curves, run / f"accuracy{depth_suffix(depth)}.png", name, f"{recipe.task.kind}: length", longest)
     seeds = f" ({len(folders)} seeds together)" if len(folders) > 1 else ""
-    return f"{recipe.name}{seeds}\n\n{accuracy_table([Accuracy.together(results) for results in pooled.values()])}"
+    return f"{name}{seeds}\n\n{accuracy_table([Accuracy.together(results) for results in pooled.values()])}"
 
 
 def check_test(recipe: Recipe) -> None:
@@ -83,9 +115,10 @@ def suffix_of(folder: Path, recipe: Recipe) -> str:
     return "" if recipe.task == trained else f"-{recipe.task.kind}{own}"
 
 
-def evaluate_folder(folder: Path, recipe: Recipe, suffix: str = "") -> list[Accuracy]:
-    """Accuracies of one seed's model, also written to `accuracy.json` in its folder, with a suffix for another test."""
-    model, tokenizer = load(str(folder / MODEL))
+def evaluate_folder(folder: Path, recipe: Recipe, suffix: str = "", depth: int | None = None) -> list[Accuracy]:
+    """Accuracies of one seed's model, also written to `accuracy.json` in its folder, with a suffix for another test or
+    depth."""
+    model, tokenizer = load_at(folder / MODEL, depth)
     section = recipe.evaluation
     results = []
     for temperature in (0.0, section.temperature):
@@ -115,10 +148,10 @@ def keep_evaluation(folder: Path, recipe: Recipe) -> None:
         save_yaml(dataclasses.replace(trained, evaluation=recipe.evaluation), folder / RECIPE)
 
 
-def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "") -> Loss:
+def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "", depth: int | None = None) -> Loss:
     """The loss a token of one seed's model on its task's test split, also written to `loss.json` in its folder, with a
-    suffix for another text."""
-    model, tokenizer = load(str(folder / MODEL))
+    suffix for another text or depth."""
+    model, tokenizer = load_at(folder / MODEL, depth)
     loss = loss_per_token(
         model,
         tokenizer,
@@ -142,12 +175,12 @@ def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "") -> Loss:
     return loss
 
 
-def continue_prompt(run: Path, prompt: str, max_new_tokens: int, temperature: float) -> str:
-    """The text that the model of a run, or in any folder, writes after a prompt.
+def continue_prompt(run: Path, prompt: str, max_new_tokens: int, temperature: float, depth: int | None = None) -> str:
+    """The text that the model of a run, or in any folder, writes after a prompt, with `depth` iterations if it is given.
 
     Raises:
         CheckpointError: there is no model there.
-        ConfigError: the answer would have no token, or the temperature is negative.
+        ConfigError: the answer would have no token, the temperature is negative, or the model cannot run at the depth.
         DataError: the prompt is empty, or the tokenizer does not know a part of it.
     """
     if max_new_tokens < 1:
@@ -157,7 +190,7 @@ def continue_prompt(run: Path, prompt: str, max_new_tokens: int, temperature: fl
     quiet_libraries()
     is_model = any((run / name).is_file() for name in ("config.json", ADAPTER)) or not run.is_dir()
     folder = run if is_model else seed_folders(run)[0] / MODEL
-    model, tokenizer = load(str(folder))
+    model, tokenizer = load_at(folder, depth)
     if not encode_prompt(prompt, tokenizer):
         raise DataError("the prompt is empty; give at least one character")
     (answer,) = generate(model, tokenizer, [Example(prompt, "", 0)], 1, temperature, max_new_tokens)

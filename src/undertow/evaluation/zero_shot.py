@@ -11,17 +11,26 @@ from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, nearest
 from undertow.evaluation.report import table
-from undertow.evaluation.run import seed_folders
+from undertow.evaluation.run import depth_suffix, load_at, seed_folders
 from undertow.files import write_text
 from undertow.host import set_solver
+from undertow.host.attach import find_attachment
 from undertow.solvers import Jacobi
-from undertow.training.build import first_line, has_recurrence, load, quiet_libraries
+from undertow.training.build import first_line, has_recurrence, quiet_libraries
 from undertow.training.run import MODEL
 
 Scores = dict[str, dict[str, float]]
 
 
-def zero_shot(run: Path, tasks: Sequence[str], folder: Path | None, limit: int | None, batch: int, prefill: str) -> str:
+def zero_shot(
+    run: Path,
+    tasks: Sequence[str],
+    folder: Path | None,
+    limit: int | None,
+    batch: int,
+    prefill: str,
+    depth: int | None = None,
+) -> str:
     """Score a run's models, or a model in any folder; returns a table and writes `zero_shot.json` beside each run's model.
 
     Args:
@@ -29,28 +38,31 @@ def zero_shot(run: Path, tasks: Sequence[str], folder: Path | None, limit: int |
         folder: where YAML tasks of one's own are, as lm-eval describes them.
         limit: examples of each task; all if None.
         prefill: exact, or jacobi for T²MLR's Jacobi(16, 4) instead.
+        depth: iterations of recurrent-depth models; as many as they were trained with if None. It ends the file's name.
 
     Raises:
         CheckpointError: there is no model.
-        ConfigError: lm-eval is not installed, there is no such task, or its data cannot be had.
+        ConfigError: lm-eval is not installed, there is no such task, its data cannot be had, or a model cannot run at the
+            depth.
     """
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit is {limit}; use 1 or more")
+    for key, value in (("limit", limit), ("batch", batch)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{key} is {value}; use 1 or more")
     quiet_libraries()
     folders = [run] if (run / "config.json").is_file() or not run.is_dir() else [f / MODEL for f in seed_folders(run)]
     found: dict[str, Scores] = {}
     for path in folders:
-        model, tokenizer = load(str(path))
+        model, tokenizer = load_at(path, depth)
         if prefill == "jacobi":
-            if not has_recurrence(model):
-                raise ConfigError(f"prefill is jacobi, but {path} has no recurrence; leave prefill out")
+            if not has_recurrence(model) or find_attachment(model).pathway is None:
+                raise ConfigError(f"prefill is jacobi, but {path} has no recurrence in time; leave prefill out")
             set_solver(model, prefill=Jacobi(16, 4))
         scores = zero_shot_scores(model, tokenizer, tasks, folder, limit, batch)
         name = path.parent.name if path.name == MODEL and len(folders) > 1 else path.name
         found[name] = scores
         if path.name == MODEL:
-            settings = {"tasks": list(tasks), "limit": limit, "prefill": prefill, "scores": scores}
-            write_text(path.parent / "zero_shot.json", json.dumps(settings, indent=1) + "\n")
+            settings = {"tasks": list(tasks), "limit": limit, "prefill": prefill, "depth": depth, "scores": scores}
+            write_text(path.parent / f"zero_shot{depth_suffix(depth)}.json", json.dumps(settings, indent=1) + "\n")
     return zero_shot_table(found)
 
 

@@ -108,10 +108,20 @@ class HostedLoop:
             raise ConfigError(f"the exit rule {self.rule.kind} needs an exit gate; attach Looped(..., gate=True)")
         if self.rule is not None and self.resume:
             raise ConfigError("an exit rule cannot resume from an earlier iteration; leave out one of exit_rule and resume")
-        if not alone and (self.rule is not None or self.resume or self.warm):
+        if self.resume and not 0 < self.resume < self.steps.total:
             raise ConfigError(
-                "exit_rule, resume and warm_start do not work beside a recurrence in time, whose rollout takes the loop as "
-                "one layer; leave them out"
+                f"resume is {self.resume} and depth {self.steps.total}; resume from an iteration before the last"
+            )
+        if self.warm and self.settings.injection == "none":
+            raise ConfigError(
+                "warm_start would lose the token: with injection='none' it enters as the first state alone; leave it out"
+            )
+        named = {"exit_rule": self.rule, "resume": self.resume, "warm_start": self.warm, "watch": self.inputs.get("watch")}
+        given = [name for name, value in named.items() if value]
+        if given and not alone:
+            raise ConfigError(
+                f"{', '.join(given)} cannot be given beside a recurrence in time, whose solvers run the loop on some of the "
+                f"tokens, or again and again; leave it out, or detach the recurrence"
             )
 
     def put_cache(self, cache: Cache | None) -> None:

@@ -23,6 +23,9 @@ class PauseConfig(PreTrainedConfig):
         self.base, self.pauses = base or {}, pauses
         for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
             kwargs.setdefault(name, self.base.get(name))
+        read = self.base.get("max_position_embeddings") or self.base.get("n_positions")
+        if read is not None:  # a token and its pauses take a position each
+            kwargs.setdefault("max_position_embeddings", read // (1 + pauses))
         super().__init__(**kwargs)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from undertow.errors import DataError
 from undertow.tasks.base import split_of
@@ -80,9 +80,22 @@ def _of_hub(name: str, column: str) -> Iterator[Document]:
     divided = len(own) < 3
     for split, theirs in own.items():
         if split == "train" or not divided:
-            for number, row in enumerate(splits[theirs]):
+            for number, row in enumerate(streamed(splits[theirs], name)):
                 text = _text_of(row, column, f"{name}, {theirs} row {number}")
                 yield Document(split_of(text) if divided else split, text, True)
+
+
+def streamed(rows: Iterable[Any], name: str) -> Iterator[Any]:
+    """The rows of a data set as they come; raises DataError where the hub or the network fails on the way."""
+    coming = iter(rows)
+    while True:
+        try:
+            row = next(coming)
+        except StopIteration:
+            return
+        except Exception as error:  # hub, network and parser raise any kind
+            raise DataError(f"the data set {name} stopped coming: {str(error).partition(chr(10))[0]}; try again") from error
+        yield row
 
 
 def _text_of(row: object, column: str, where: str) -> str:

@@ -32,6 +32,7 @@ class GSM8K(RowsTask):
     """
 
     kind: ClassVar[str] = "gsm8k"
+    scores_tokens: ClassVar[bool] = True
     items: ClassVar[str] = "problems"
 
     chain_of_thought: bool = False

@@ -36,6 +36,7 @@ class ProsQA(PromptedTask):
     """
 
     kind: ClassVar[str] = "prosqa"
+    scores_tokens: ClassVar[bool] = True
 
     train: str | None = None
     """Path of a file with training questions; generated if left out."""

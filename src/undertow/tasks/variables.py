@@ -30,6 +30,7 @@ class VariableAssignment(PromptedTask):
     """
 
     kind: ClassVar[str] = "variables"
+    scores_tokens: ClassVar[bool] = True
 
     min_depth: int = 5
     """Least depth; at least 0."""

@@ -18,6 +18,7 @@ from undertow.depth.monitors import StateMonitor
 from undertow.depth.objectives import expected_loss, gate_loss
 from undertow.depth.sampler import FixedDepth, SampledDepth
 from undertow.errors import ConfigError
+from undertow.host.adapters import has_recurrence
 from undertow.host.attach import find_attachment
 from undertow.host.vocabulary import final_norm
 from undertow.models import HuginnConfig, HuginnForCausalLM
@@ -118,22 +119,33 @@ class DepthTraining:
         self._part += 1
         return int(number)
 
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> Any:
         section = self.depth
         if section is None:
-            return super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[misc]
         inputs = {**inputs, "use_cache": False}
         if model.training:
             step = self._micro_step()
             inputs["depth"] = section.draw(step, self.depth_seed)
             inputs["state_seed"] = row_seeds(mix(self.depth_seed, step), len(inputs["input_ids"]))
-            self._monitor, self._real = StateMonitor(), inputs.get("attention_mask")
-            inputs["watch"] = self._monitor
+            if has_loop_alone(model):
+                self._monitor, self._real = StateMonitor(), inputs.get("attention_mask")
+                inputs["watch"] = self._monitor
         else:
             inputs["depth"] = self._measured_depth or section.mean
         if section.objective != "last" and model.training:
-            return gated_loss(model, inputs, section)
-        return super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
+            return gated_loss(model, inputs, section) * self._share(inputs["labels"], num_items_in_batch)
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[misc]
+
+    def _share(self, labels: torch.Tensor, whole: torch.Tensor | int | None) -> Any:
+        """A micro-batch's share of the tokens of its step: given their number, the Trainer adds losses up as they are."""
+        trainer: Any = self
+        if whole is None:
+            return 1.0
+        ranks = trainer.accelerator.num_processes if trainer.args.average_tokens_across_devices else 1
+        return (labels[:, 1:] != -100).sum() * ranks / whole
 
     def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         metrics = super().evaluate(*args, metric_key_prefix=metric_key_prefix, **kwargs)  # type: ignore[misc]
@@ -159,9 +171,19 @@ class DepthTraining:
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
 
+def has_loop_alone(model: Any) -> bool:
+    """Whether each layer of the loop runs once an iteration, as no recurrence in time runs it again."""
+    return not has_recurrence(model) or find_attachment(model).pathway is None
+
+
 def gated_loss(model: Any, inputs: dict[str, Any], section: DepthSection) -> torch.Tensor:
     """The objective of a model with an exit gate, from its loss after every iteration (see `depth.objectives`)."""
     attachment = find_attachment(model)
+    if attachment.pathway is not None:
+        raise ConfigError(
+            f"objective {section.objective} weighs the loss of every iteration, which a recurrence in time runs again and "
+            f"again; use objective last, or leave out the recurrence"
+        )
     loop = attachment.loop
     if loop is None or loop.gate is None or loop.settings.coda:
         raise ConfigError(f"objective {section.objective} needs a loop with a gate and without a coda, as Looped.whole has")

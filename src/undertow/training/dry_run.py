@@ -17,7 +17,8 @@ from undertow.host.attach import find_attachment, find_pathway
 from undertow.host.support import find_stack
 from undertow.solvers import Chunked, Jacobi, Scan, Solver
 from undertow.tasks.base import GeneratedTask
-from undertow.training.build import count_parameters, has_recurrence, load_tokenizer, outline, tokenizer_for
+from undertow.training.build import context_of, count_parameters, has_recurrence, load_tokenizer, outline, tokenizer_for
+from undertow.training.data import most_tokens
 from undertow.training.depth import DepthSection
 from undertow.training.recipe import Recipe
 
@@ -93,12 +94,20 @@ def dry_run(recipe: Recipe) -> str:
             ],
         ),
     ]
+    if recurs_in_time(model) and passes(recipe.solver) == (1, 1):
+        lines += [
+            "",
+            "An exact rollout runs the block token after token, and Auto may: the times above count operations alone, and "
+            "it takes longer than that; `undertow bench` measures how much.",
+        ]
     return "\n".join(lines)
 
 
 def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> Estimate:
     """What training the recipe takes, from its model's shape and its first examples."""
     section = recipe.training
+    context = context_of(model)
+    limit = most_tokens(section, context)
     items, size = recipe.task.first("train", tokenizer, EXAMPLES)
     lengths = [len(item["input_ids"]) for item in items]
     kept = [length for length in lengths if section.max_tokens is None or length <= section.max_tokens]
@@ -106,6 +115,11 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
         raise DataError(
             f"the first {len(lengths)} training examples all have more than {section.max_tokens} tokens; "
             "raise training.max_tokens"
+        )
+    if limit is not None and max(kept) > limit:
+        raise DataError(
+            f"a training example has {max(kept)} tokens, but the model reads {context} at most; raise model.positions, "
+            "shorten the examples, or leave such ones out by training.max_tokens"
         )
     recipe.task.first("valid", tokenizer, 1)
     each = 1 + recipe.model.pauses
@@ -131,6 +145,8 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
     if section.activation_checkpointing:
         per_layer = config.hidden_size
     depth = config.num_hidden_layers * (1 + (backward_passes - 1) * (block / whole))
+    if recipe.depth is not None:
+        depth += (min(recipe.depth.mean, recipe.depth.schedule.backward) - 1) * core_layers(recipe.depth)
     return Estimate(
         parameters=parameters,
         trained=trained,
@@ -190,6 +206,12 @@ def core_cost(section: DepthSection, model: Any, costs: Mapping[str, float], att
     return attention * len(section.looped.core) + sum(
         cost for name, cost in costs.items() if "recurrence." in name or layer_of(name, stack) in section.looped.core
     )
+
+
+def core_layers(section: DepthSection) -> int:
+    """How many layers an iteration runs."""
+    shape = section.shape or (0, 1, 0)
+    return shape[1] if section.looped is None else len(section.looped.core)
 
 
 def layer_of(name: str, stack: str) -> int | None:
