@@ -1,9 +1,12 @@
 """The native model: numbers, layout, initialisation, gradients, saving and importing."""
 
 import copy
+import json
 import subprocess
 import sys
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from literal_huginn import literal_logits
 from safetensors.torch import save_file
 from small_huginn import VOCAB, ids, small
 from tiny import environment
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from undertow.depth import LatentDifference
 from undertow.depth.cache import CACHE
@@ -212,5 +215,153 @@ def test_mistakes() -> None:
         model()
     with pytest.raises(ConfigError, match="even width"):
         HuginnConfig(n_embd=30, n_heads=4)
-    with pytest.raises(ConfigError, match="core"):
-        HuginnConfig(n_layers_in_recurrent_block=0)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("n_heads", 0),
+        ("num_attention_heads", 0),
+        ("n_embd", 0),
+        ("vocab_size", 0),
+        ("block_size", 0),
+        ("intermediate_size", 2.0),
+        ("n_layers_in_prelude", -1),
+        ("n_layers_in_recurrent_block", 0),
+        ("n_layers_in_recurrent_block", 1.5),
+        ("n_layers_in_coda", "2"),
+    ],
+)
+def test_config_refuses_what_makes_no_model(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name.replace('num_attention', 'n')} is {value!r}; use a whole number"):
+        HuginnConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("injection_type", "add"),
+        ("bias", True),
+        ("state_init", "zero"),
+        ("init_scale", 2.0),
+        ("nonlin_name", "GELU"),
+        ("norm_class_name", "LayerNorm"),
+        ("block_class_name", "TransformerPreNormBlock"),
+        ("test_time_noise", 0.1),
+    ],
+)
+def test_config_refuses_another_arithmetic(name: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
+        HuginnConfig(**{name: value})
+    small().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, **{name: value})
+
+
+def test_reads_a_config_in_the_public_layout(tmp_path: Path) -> None:
+    public = {
+        "architectures": ["RavenForCausalLM"],
+        "model_type": "huginn_raven",
+        "torch_dtype": "bfloat16",
+        "n_embd": 192,
+        "n_heads": 2,
+        "n_layers": 8,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 96,
+        "intermediate_size": 256,
+        "vocab_size": 128,
+        "padded_vocab_size": 128,
+        "padding_multiple": 64,
+        "block_size": 32,
+        "bias": False,
+        "architecture_class_name": "RecurrentGPT",
+        "block_class_name": "SandwichBlock",
+        "norm_class_name": "RMSNorm_llama",
+        "norm_eps": 1e-6,
+        "mlp_class_name": "GatedMLP",
+        "nonlin_name": "SiLU",
+        "init_strategy": "takase",
+        "init_orthogonal": False,
+        "init_values": {"std": 0.05, "out_proj": 0.003, "embedding": 0.05, "embed_scale": 13.9},
+        "state_init": "like-init",
+        "injection_type": "linear",
+        "n_layers_in_prelude": 2,
+        "n_layers_in_recurrent_block": 4,
+        "n_layers_in_coda": 2,
+        "mean_recurrence": 32,
+        "mean_backprop_depth": 8,
+        "effective_expected_depth": 132,
+        "sampling_scheme": "poisson-lognormal-filling",
+        "activation_checkpoint_impl": "per-iteration",
+        "qk_bias": True,
+        "rope_base": 50000,
+        "test_time_noise": 0,
+        "test_time_noise_type": "fixed",
+        "tie_embeddings": True,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(public), encoding="utf-8")
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert type(config) is HuginnConfig and (config.head_dim, config.num_key_value_heads, config.n_layers) == (96, 2, 8)
+    config.save_pretrained(tmp_path / "again")
+    again = AutoConfig.from_pretrained(tmp_path / "again")
+    assert again.to_dict() | {"_name_or_path": config._name_or_path} == config.to_dict()
+
+
+def test_forward_refuses_what_it_does_not_read() -> None:
+    model, tokens = small(), ids(1, 4)
+    asked: dict[str, tuple[Any, str]] = {
+        "num_steps": (4, "give it as depth"),
+        "input_states": (torch.zeros(1, 4, 32), "initial"),
+        "init_scale": (0.5, "initial"),
+        "output_hidden_states": (True, "undertow.analysis"),
+        "output_attentions": (True, "leave it out"),
+        "return_dict": (False, "fields"),
+    }
+    for name, (value, instead) in asked.items():
+        with pytest.raises(ConfigError, match=f"{name} is not read by .*{instead}"):
+            model(tokens, **{name: value})
+    with pytest.raises(ConfigError, match="output_hidden_states"):
+        model.generate(tokens, max_new_tokens=1, output_hidden_states=True)
+    with torch.no_grad():
+        found = model(tokens, depth=2, output_hidden_states=False, output_attentions=None, return_dict=True, num_steps=None)
+        assert torch.equal(found.logits, model(tokens, depth=2).logits)
+    assert model.generate(tokens, max_new_tokens=2, output_attentions=False, depth=2).shape[1] > 4
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_loading_refuses_weights_that_do_not_fit(tmp_path: Path, tied: bool) -> None:
+    model, name = small(seed=4, tie_embeddings=tied), "transformer.adapter.weight"
+    model.save_pretrained(tmp_path)
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] and (loaded.lm_head.weight is loaded.transformer["wte"].weight) == tied
+    assert all(torch.equal(p, loaded.get_parameter(key)) for key, p in model.named_parameters())
+    weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+
+    def attempt(changed: dict[str, torch.Tensor], match: str) -> None:
+        save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(CheckpointError, match=f"{match}.* undertow convert --huginn"):
+            AutoModelForCausalLM.from_pretrained(tmp_path)
+
+    attempt({k: v for k, v in weights.items() if k != name}, f"lacks {name}")
+    attempt(weights | {"transformer.extra": torch.zeros(1)}, r"holds transformer\.extra, which")
+    attempt({f"_orig_mod.{k}": v for k, v in weights.items()}, r"holds _orig_mod\.")
+    attempt(weights | {name: torch.zeros(32, 32)}, rf"holds {name} of shape \[32, 32\], which is \[32, 64\]")
+    if not tied:
+        attempt({k: v for k, v in weights.items() if k != "lm_head.weight"}, "lacks lm_head")
+    save_file(weights | {name: torch.zeros(32, 32)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    AutoModelForCausalLM.from_pretrained(tmp_path, ignore_mismatched_sizes=True)
+
+
+def test_import_drops_second_copies_and_unpickles_nothing(tmp_path: Path) -> None:
+    model, tokens = small(), ids(1, 4)
+    weights = {f"_orig_mod.{name}": tensor.clone() for name, tensor in model.state_dict().items()}
+    copies = {f"_forward_module.{name}": torch.zeros(1) for name in weights}
+    torch.save({"model": weights | copies}, tmp_path / "w.pth")
+    with torch.no_grad():
+        loaded = import_huginn(tmp_path / "w.pth", model.config).eval()
+        assert torch.equal(loaded(tokens, depth=2).logits, model(tokens, depth=2).logits)
+    torch.save({"model": weights, "config": types.SimpleNamespace(n_embd=32)}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r'nothing is unpickled.* re-save only .* state\["model"\]$'):
+        import_huginn(tmp_path / "w.pth", model.config)

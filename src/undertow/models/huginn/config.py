@@ -10,12 +10,38 @@ from transformers import PreTrainedConfig
 from undertow.depth.sampler import check_depth
 from undertow.errors import ConfigError
 
+# Keys of public configs that change what the model computes, and the one value of each that this code computes.
+SUPPORTED: dict[str, Any] = {
+    "architecture_class_name": "RecurrentGPT",
+    "block_class_name": "SandwichBlock",
+    "norm_class_name": "RMSNorm_llama",
+    "mlp_class_name": "GatedMLP",
+    "nonlin_name": "SiLU",
+    "bias": False,
+    "init_strategy": "takase",  # it also sets the scale of embeddings and states
+    "init_scale": 1.0,
+    "state_init": "like-init",
+    "injection_type": "linear",
+    "test_time_noise": 0,
+}
+# The least value of each whole number.
+LEAST = {
+    "n_embd": 1,
+    "n_heads": 1,
+    "n_layers_in_prelude": 0,
+    "n_layers_in_recurrent_block": 1,
+    "n_layers_in_coda": 0,
+    "intermediate_size": 1,
+    "vocab_size": 1,
+    "block_size": 1,
+}
+
 
 class HuginnConfig(PreTrainedConfig):
     """A recurrent-depth model (arXiv 2502.05171): prelude, looped core and coda. The defaults are the released model's.
 
     Raises:
-        ConfigError: a number of layers, a width or a depth makes no model.
+        ConfigError: a number of layers, a width or a depth makes no model, or a key asks for another kind of model.
     """
 
     model_type = "huginn_raven"
@@ -45,25 +71,34 @@ class HuginnConfig(PreTrainedConfig):
         self.n_embd, self.n_heads = n_embd, kwargs.pop("num_attention_heads", n_heads)
         self.n_layers_in_prelude, self.n_layers_in_coda = n_layers_in_prelude, n_layers_in_coda
         self.n_layers_in_recurrent_block = n_layers_in_recurrent_block
-        self.n_layers = n_layers_in_prelude + n_layers_in_recurrent_block + n_layers_in_coda
         self.intermediate_size, self.vocab_size, self.block_size = intermediate_size, vocab_size, block_size
         self.qk_bias, self.norm_eps, self.rope_base = qk_bias, norm_eps, rope_base
         self.mean_recurrence, self.mean_backprop_depth = mean_recurrence, mean_backprop_depth
         self.tie_embeddings, self.state_seed = tie_embeddings, state_seed
-        for name in ("n_layers", "num_hidden_layers", "num_key_value_heads", "tie_word_embeddings"):
+        for name in ("n_layers", "num_hidden_layers", "num_key_value_heads", "head_dim", "tie_word_embeddings"):
             kwargs.pop(name, None)
+        for name, supported in SUPPORTED.items():
+            setattr(self, name, kwargs.pop(name, supported))
         self.check()
+        self.n_layers = n_layers_in_prelude + n_layers_in_recurrent_block + n_layers_in_coda
         super().__init__(**{"tie_word_embeddings": tie_embeddings, **kwargs})
 
     def check(self) -> None:
+        """Refuse what makes no model, or another one than this code computes."""
+        for name, supported in SUPPORTED.items():
+            value = getattr(self, name)
+            if value != supported:
+                raise ConfigError(
+                    f"{name} is {value!r}, which this model does not compute; use {supported!r} or leave it out"
+                )
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name} is {value!r}; use a whole number, {least} or more")
         if self.n_embd % self.n_heads or (self.n_embd // self.n_heads) % 2:
             raise ConfigError(
                 f"n_embd {self.n_embd} does not make {self.n_heads} heads of an even width, which rotary positions need"
             )
-        if self.n_layers_in_recurrent_block < 1:
-            raise ConfigError("n_layers_in_recurrent_block is below 1; the core needs a layer to loop")
-        if min(self.n_layers_in_prelude, self.n_layers_in_coda) < 0:
-            raise ConfigError("n_layers_in_prelude and n_layers_in_coda must be 0 or more")
         check_depth("mean_recurrence", self.mean_recurrence)
         check_depth("mean_backprop_depth", self.mean_backprop_depth)
 

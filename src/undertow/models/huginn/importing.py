@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from undertow.models.huginn.model import HuginnForCausalLM
 
 # What torch.compile, distributed wrappers and the training code put before each name, in any order and number.
 PREFIXES = ("_orig_mod.", "_original_module.", "_fsdp_wrapped_module.", "module.", "model.")
+# In the names of a second copy of each weight, which a wrapper left in the public training checkpoints.
+COPY = "_forward_module"
 TIED = "lm_head.weight", "transformer.wte.weight"
 
 
@@ -52,19 +55,26 @@ def read_weights(source: Path) -> dict[str, torch.Tensor]:
             else:
                 held = torch.load(file, map_location="cpu", weights_only=True)
                 weights |= held.get("model", held) if isinstance(held, dict) else {}
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(
+                f"{file} is damaged or holds more than tensors, and nothing is unpickled; if you trust it, load it elsewhere"
+                ' and re-save only the state dict of the model, state["model"]'
+            ) from error
         except Exception as error:  # safetensors, pickle and zip readers raise any kind
             raise CheckpointError(f"{file} cannot be read: {error}") from error
     return weights
 
 
 def strip_prefixes(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same weights without the prefixes that training wrappers put before their names.
+    """The same weights without the prefixes that training wrappers put before their names, and without second copies.
 
     Raises:
         CheckpointError: two names become one.
     """
     stripped: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
+        if COPY in name:
+            continue
         while True:
             prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
             if prefix is None:

@@ -16,7 +16,7 @@ from undertow.depth.cache import CACHE, DepthCache, Ledger, begin, finish
 from undertow.depth.exits import ExitRule
 from undertow.depth.initial import initial_state
 from undertow.depth.loop import Steps, iterate, steps_from
-from undertow.errors import ConfigError, DataError
+from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.models.huginn.blocks import (
     Attention,
     BranchEnd,
@@ -28,6 +28,17 @@ from undertow.models.huginn.blocks import (
 )
 from undertow.models.huginn.config import HuginnConfig
 from undertow.models.huginn.passes import HuginnOutput, HuginnPass, check_exit, kept
+
+# Arguments that other code gives to a forward and that would be dropped here in silence: the values that ask for nothing,
+# and what to do instead of any other.
+UNREAD: dict[str, tuple[tuple[Any, ...], str]] = {
+    "num_steps": ((None,), "give it as depth"),
+    "input_states": ((None,), "give them as initial"),
+    "init_scale": ((None, 1), "give scaled states as initial"),
+    "output_hidden_states": ((None, False), "give watch, or use undertow.analysis.inspect_depth, to see the states"),
+    "output_attentions": ((None, False), "leave it out, as attention weights are never formed"),
+    "return_dict": ((None, True), "leave it out and read the output's fields, such as logits"),
+}
 
 
 class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
@@ -46,6 +57,7 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
     _keys_to_ignore_on_load_missing = ["freqs_cis"]  # noqa: RUF012
 
     def __init__(self, config: HuginnConfig) -> None:
+        config.check()  # again: loading sets overrides on a config that is made
         super().__init__(config)
         prelude, core, coda = (
             config.n_layers_in_prelude,
@@ -71,6 +83,22 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
         self.register_buffer("freqs_cis", rotary_table(config), persistent=True)
         self.gradient_checkpointing = False
         self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load a model; arguments as for any `from_pretrained`.
+
+        Raises:
+            CheckpointError: a weight is missing, unknown or, without `ignore_mismatched_sizes`, of another shape.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        any_shape = kwargs.pop("ignore_mismatched_sizes", False)
+        # The library's own refusal of other shapes does not name them.
+        settings = {**kwargs, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *args, **settings)
+        model, info = loaded
+        check_loaded(pretrained_model_name_or_path, info, any_shape)
+        return loaded if wants_info else model
 
     def get_input_embeddings(self) -> nn.Module:
         return self.transformer["wte"]
@@ -142,9 +170,13 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
             watch: called after each iteration with its number and the states before and after.
 
         Raises:
-            ConfigError: the depth is below 1, or an exit rule is given where it cannot work.
+            ConfigError: the depth is below 1, an exit rule is given where it cannot work, or an argument is asked for that
+                other models have and this one has not.
             DataError: inputs are missing or do not fit each other, or packed documents are given beside a cache.
         """
+        for name, (idle, instead) in UNREAD.items():
+            if kwargs.get(name) not in idle:
+                raise ConfigError(f"{name} is not read by Huginn's forward; {instead}")
         if (input_ids is None) == (inputs_embeds is None):
             raise DataError("give either input_ids or inputs_embeds")
         steps = steps_from(depth, self.config.mean_recurrence, self.config.mean_backprop_depth)
@@ -265,6 +297,24 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
             allowed = torch.ones(tokens, past + tokens, dtype=torch.bool, device=device).tril(past)[None, None]
         context = Context(torch.complex(angles.cos(), angles.sin())[:, :, None], allowed, cache)
         return context, positions.expand(batch, -1), real
+
+
+def check_loaded(source: Any, info: dict[str, Any], any_shape: bool) -> None:
+    """Refuse a checkpoint whose weights are not the model's: the library would make up what it does not find."""
+    # Unknown names come before missing ones: where training put a prefix before the names, they show it.
+    if info["unexpected_keys"]:
+        problem = f"holds {min(info['unexpected_keys'])}, which the config's model has not"
+    elif info["missing_keys"]:
+        problem = f"lacks {min(info['missing_keys'])}"
+    elif info["mismatched_keys"] and not any_shape:
+        name, found, expected = min(info["mismatched_keys"])
+        problem = f"holds {name} of shape {list(found)}, which is {list(expected)} by the config"
+    else:
+        return
+    raise CheckpointError(
+        f"{source} {problem}; give the config that it was saved with, and bring a raw training checkpoint into this layout "
+        "with undertow convert --huginn"
+    )
 
 
 AutoConfig.register(HuginnConfig.model_type, HuginnConfig)
