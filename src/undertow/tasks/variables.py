@@ -26,7 +26,9 @@ class VariableAssignment(PromptedTask):
 
     The 'paper' template writes an assignment a line and asks `x=___`, completed with ` 7` after `Answer:`; 'bare' writes
     `a=7;b=a;b=` and `7`. An example's length is its depth, drawn uniformly from min_depth..max_depth. Answering with the
-    commonest of the values shown is right about one time in four.
+    commonest of the values shown is right about one time in four. Distractors matter: without them the one value whose
+    variable has an alias is the answer, and no chain need be followed; of the values that have one, a random one is right
+    about two times in five at the default sizes.
     """
 
     kind: ClassVar[str] = "variables"
