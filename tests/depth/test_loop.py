@@ -90,6 +90,9 @@ def test_initial_state_is_a_function_of_seed_and_position() -> None:
     rows = initial_state(positions, 64, 0.5, seed=row_seeds(7, 2))
     assert not torch.allclose(rows[0, 2:], rows[1, :2])
     assert torch.equal(initial_state(positions, 64, 0.0), torch.zeros(2, 4, 64))
+    assert torch.equal(initial_state(positions, 64, 0.5, seed=torch.tensor(7)), state)
+    with pytest.raises(ConfigError, match="there are 3 seeds for 2 rows; give one, or one a row"):
+        initial_state(positions, 64, 0.5, seed=row_seeds(7, 3))
 
 
 def test_initial_state_is_a_truncated_normal() -> None:

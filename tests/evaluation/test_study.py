@@ -226,7 +226,7 @@ def check_summary(made: Study, text: str) -> None:
             shares.append(result["correct"] / result["total"])
             assert (result["length"], result["total"]) == (6, 4)
         assert found["curves"] == [[list(point) for point in curve] for curve in losses]
-        assert [point[0] for point in losses[0]] == [1, 2, 2]
+        assert [point[0] for point in losses[0]] == [1, 2]
         last = [curve[-1][1] for curve in losses]
         assert found["measures"] == {"loss": last, "accuracy at 6": shares}
         assert line[-3] == f"{sum(last) / len(last):.4f} ({min(last):.4f} to {max(last):.4f})"

@@ -10,6 +10,8 @@ import math
 
 import torch
 
+from undertow.errors import ConfigError
+
 _MASK = 0xFFFFFFFF
 # The part of a normal distribution within three standard deviations.
 _LOW = 0.5 * (1 + math.erf(-3 / math.sqrt(2)))
@@ -19,10 +21,15 @@ def initial_state(positions: torch.Tensor, width: int, std: float, seed: int | t
     """Noise ``[B, T, width]`` for tokens at absolute `positions` ``[B, T]``: normal, cut at three standard deviations.
 
     `seed` is a number, or one for each row ``[B]``. `std` is that of the uncut distribution; 0 gives zeros. In fp32.
+
+    Raises:
+        ConfigError: there are more or fewer seeds than rows.
     """
     if std == 0:
         return torch.zeros(*positions.shape, width, device=positions.device)
-    if isinstance(seed, torch.Tensor):
+    if isinstance(seed, torch.Tensor) and seed.ndim:
+        if seed.shape != positions.shape[:1]:
+            raise ConfigError(f"there are {seed.numel()} seeds for {len(positions)} rows; give one, or one a row")
         seed = seed[:, None].to(positions.device)
     key = _hash(_hash(positions.long() & _MASK) ^ _hash_any(seed, positions))
     channel = torch.arange(width, device=positions.device) * 0x9E3779B9
