@@ -12,6 +12,7 @@ train=$(realpath "${2:?give GSM8K training problems}")
 test=$(realpath "${3:?give GSM8K test problems}")
 cd "$(dirname "$0")/.."
 undertow=${UNDERTOW:-.venv/bin/undertow}
+python=${PYTHON:-.venv/bin/python}
 page=docs/results/t2mlr
 mkdir -p "$page"
 
@@ -24,6 +25,7 @@ study() { # name, settings...
 }
 "$undertow" study recipes/cpu/study-solvers-s5.yaml # its table and figure are those of solvers.md
 study t2mlr-retrieval
+"$python" scripts/score_retrieval.py runs/t2mlr-retrieval --output "$page/t2mlr-retrieval-halves.json"
 study t2mlr-variables
 study t2mlr-prosqa
 study t2mlr-blocks-s3
