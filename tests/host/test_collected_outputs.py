@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 import undertow
 from undertow import ConfigError, Looped, UnsupportedArchitectureError
+from undertow.analysis.probes import recording
 from undertow.depth import LatentDifference
 from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential, Solver
 
@@ -178,15 +179,17 @@ def test_the_loss_of_the_routers(solver: str, checkpointing: bool) -> None:
 
 @pytest.mark.parametrize("pathway", [None, "t2mlr-middle"])
 def test_a_looped_layers_are_those_of_its_last_iteration(pathway: str | None) -> None:
-    ids, states = tokens(2, 7), []
+    ids = tokens(2, 7)
     model = undertow.attach(eager(unhosted("llama")), LOOP)
     if pathway is not None:
         undertow.attach(model, undertow.T2MLR(0, 3))
     with torch.no_grad():
-        got = collected(model, ids, watch=lambda index, before, after: states.append((index, after)))
+        with recording(list(model.model.layers)) as calls:
+            got = collected(model, ids)
         assert [list(h.shape) for h in got.hidden_states] == [[2, 7, 32]] * 5
         assert [list(a.shape) for a in got.attentions] == [[2, 4, 7, 7]] * 4
-        last = torch.cat([after for index, after in states if index == 2], dim=1)
+        # In order, a rollout's tokens one by one; of each run of the loop the last iteration.
+        last = torch.cat(calls[2][LOOP.depth - 1 :: LOOP.depth], dim=1)
         assert difference(got.hidden_states[3], last) < SAME
         once = collected(model, ids, depth=1)
         same(once, collected(eager(unhosted("llama")), ids))

@@ -132,6 +132,9 @@ def test_a_recipe_trains_on_chat_data(lora: Any, base: Path, rows: Path, tmp_pat
 def test_the_recipe_says_what_it_would_cost(base: Path, rows: Path, capsys: Any) -> None:
     path = Path(__file__).parents[2] / "recipes" / "smollm2-1.7b-t2mlr-openmath.yaml"
     given = [f"--model.path={base}", "--recurrence.from_paper=[5,18]", "--task.hub=null", f"--task.train={rows}"]
+    assert main(["train", str(path), "--dry-run", *given]) == 2
+    assert "max_tokens is 4096, but the model reads 2048 tokens at most" in capsys.readouterr().err
+    given.append("--training.max_tokens=2048")
     assert main(["train", str(path), "--dry-run", *given]) == 0
     assert "T2MLR" not in capsys.readouterr().err
     rows.write_text(rows.read_text() + '\n{"messages": [{"role": "user", "content": "?"}]}')
