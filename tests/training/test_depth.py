@@ -86,6 +86,7 @@ def test_beside_a_recurrence_in_time_there_are_no_monitors(tmp_path: Path, solve
     assert len(losses(folder)) == 2 and not any("token_correlation" in entry for entry in entries(folder))
     with pytest.raises(ConfigError, match=r"objective gate weighs the loss of every iteration.*use objective last"):
         train(recipe(tmp_path, name="gated", depth=GATED | {"objective": "gate"}, **both), 0)
+    assert not (tmp_path / "gated").exists(), "it left a folder, which would refuse the mended recipe"
 
 
 def test_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,16 @@ def test_what_the_times_leave_out_is_said(tmp_path: Path) -> None:
     assert said not in dry_run(tiny.recipe(tmp_path))
 
 
+def test_a_saved_loop_costs_what_a_new_one_does(tmp_path: Path) -> None:
+    schedule = {"schedule": {"kind": "fixed", "depth": 3}}
+    new = tiny.recipe(tmp_path, depth={"looped": {"prelude": [0], "core": [1], "coda": []}} | schedule)
+    model, tokenizer = build(new, seed=0)
+    model.save_pretrained(tmp_path / "loop")
+    tokenizer.save_pretrained(tmp_path / "loop")
+    saved = tiny.recipe(tmp_path, model={"path": str(tmp_path / "loop")}, depth=schedule)
+    assert estimate(saved, outline(saved), tokenizer) == estimate(new, outline(new), tokenizer)
+
+
 def test_a_loop_s_iterations_need_memory(tmp_path: Path) -> None:
     found = []
     for depth in (1, 4):

@@ -36,8 +36,7 @@ from undertow.evaluation.accuracy import accuracy_by_length
 from undertow.evaluation.depth import at_depth, get_depth
 from undertow.evaluation.report import percent, table
 from undertow.files import write_text
-from undertow.host.adapters import has_recurrence
-from undertow.host.attach import find_attachment
+from undertow.host.attach import find_attachment, recurs_in_time
 from undertow.models import HuginnForCausalLM
 from undertow.tasks import PadCollator, real_tokens
 from undertow.training.recipe import Recipe
@@ -76,11 +75,11 @@ def inspect_depth(run: Path, examples: int) -> str:
     if scored:
         depth_figure({"accuracy": results["accuracy_by_depth"]}, output / "accuracy.png", "accuracy", mean)
     text = depth_report(results)
-    if loops_alone(model):
+    if recurs_in_time(model):
+        text += "\n\nNo exits and states here: beside a recurrence in time the loop runs again and again."
+    else:
         found, more = inspect_states(model, tokenizer, batch, mean, output)
         results, text = results | found, f"{text}\n\n{more}"
-    else:
-        text += "\n\nNo exits and states here: beside a recurrence in time the loop runs again and again."
     write_text(output / "depth.json", json.dumps(results, indent=1) + "\n")
     write_text(output / "depth.md", text + "\n")
     return f"{text}\n\nFigures: {output}"
@@ -115,11 +114,6 @@ def inspect_states(model: Any, tokenizer: Any, batch: Any, mean: int, output: Pa
         "behaviours": {kind: counted.count(kind) / len(counted) for kind in ("fixed point", "orbit", "slider")},
     }
     return results, states_report(results, mean, lens, words, tokenizer, exits)
-
-
-def loops_alone(model: Any) -> bool:
-    """Whether no recurrence in time runs the loop again and again."""
-    return not has_recurrence(model) or find_attachment(model).pathway is None
 
 
 def starts_from_noise(model: Any) -> bool:

@@ -74,11 +74,11 @@ def at_tokens(calls: Sequence[torch.Tensor], tokens: int) -> torch.Tensor:
     Raises:
         ConfigError: its outputs are none of these, or the layer was not called.
     """
-    whole = calls[-1] if calls and calls[-1].shape[1] % tokens == 0 else torch.cat([*calls], dim=1) if calls else None
-    if whole is None or whole.shape[1] % tokens:
+    pieces = calls[-1:] if calls and calls[-1].shape[1] % tokens == 0 else calls
+    each, rest = divmod(sum(piece.shape[1] for piece in pieces), tokens)
+    if each == 0 or rest:
         raise ConfigError("a layer does not run once for each token, so that nothing can be probed; probe another model")
-    each = whole.shape[1] // tokens
-    return whole[:, each - 1 :: each]
+    return torch.cat([*pieces], dim=1)[:, each - 1 :: each]
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from undertow.evaluation.report import table
 from undertow.evaluation.run import depth_suffix, load_at, seed_folders
 from undertow.files import write_text
 from undertow.host import set_solver
-from undertow.host.attach import find_attachment
+from undertow.host.attach import recurs_in_time
 from undertow.solvers import Jacobi
-from undertow.training.build import first_line, has_recurrence, quiet_libraries
+from undertow.training.build import first_line, quiet_libraries
 from undertow.training.run import MODEL
 
 Scores = dict[str, dict[str, float]]
@@ -54,7 +54,7 @@ def zero_shot(
     for path in folders:
         model, tokenizer = load_at(path, depth)
         if prefill == "jacobi":
-            if not has_recurrence(model) or find_attachment(model).pathway is None:
+            if not recurs_in_time(model):
                 raise ConfigError(f"prefill is jacobi, but {path} has no recurrence in time; leave prefill out")
             set_solver(model, prefill=Jacobi(16, 4))
         scores = zero_shot_scores(model, tokenizer, tasks, folder, limit, batch)

@@ -246,6 +246,14 @@ def find_attachment(model: nn.Module) -> Attachment:
     return in_use(find_backbone(model)._modules[ATTACHMENT])
 
 
+def recurs_in_time(model: nn.Module) -> bool:
+    """Whether a model, wrapped by PEFT or not, carries a recurrence in time."""
+    try:
+        return find_attachment(model).pathway is not None
+    except ConfigError:
+        return False
+
+
 def find_pathway(model: nn.Module) -> Pathway:
     """The modules of a hosted model's recurrence in time.
 

@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from undertow.errors import CheckpointError, ConfigError, UndertowError, nearest
 from undertow.host import attach, set_solver
+from undertow.host.attach import recurs_in_time
 from undertow.models import HuginnForCausalLM, LSTMConfig, with_pauses
 from undertow.tasks import character_tokenizer
 from undertow.training.depth import native_model
@@ -89,6 +90,11 @@ def equip(model: Any, recipe: Recipe) -> Any:
         attach(model, recipe.recurrence, recipe.solver)
     elif has_recurrence(model):
         set_solver(model, recipe.solver)
+    if recipe.depth is not None and recipe.depth.objective != "last" and recurs_in_time(model):
+        raise ConfigError(
+            f"depth.objective {recipe.depth.objective} weighs the loss of every iteration, which a recurrence in time runs "
+            "again and again; use objective last, or leave out the recurrence"
+        )
     return model if recipe.lora is None else with_adapters(model, recipe.lora)
 
 

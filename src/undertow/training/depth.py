@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -18,8 +19,7 @@ from undertow.depth.monitors import StateMonitor
 from undertow.depth.objectives import expected_loss, gate_loss
 from undertow.depth.sampler import FixedDepth, SampledDepth
 from undertow.errors import ConfigError
-from undertow.host.adapters import has_recurrence
-from undertow.host.attach import find_attachment
+from undertow.host.attach import find_attachment, recurs_in_time
 from undertow.host.vocabulary import final_norm
 from undertow.models import HuginnConfig, HuginnForCausalLM
 
@@ -111,6 +111,12 @@ class DepthTraining:
     _measured_depth: int | None = None
     _step, _part = -1, 0
 
+    @cached_property
+    def _monitored(self) -> bool:
+        """Whether each iteration runs once and on all tokens, which a recurrence in time does not let it do."""
+        trainer: Any = self
+        return not recurs_in_time(trainer.model)
+
     def _micro_step(self) -> int:
         trainer: Any = self
         if self._step != trainer.state.global_step:
@@ -130,7 +136,7 @@ class DepthTraining:
             step = self._micro_step()
             inputs["depth"] = section.draw(step, self.depth_seed)
             inputs["state_seed"] = row_seeds(mix(self.depth_seed, step), len(inputs["input_ids"]))
-            if has_loop_alone(model):
+            if self._monitored:
                 self._monitor, self._real = StateMonitor(), inputs.get("attention_mask")
                 inputs["watch"] = self._monitor
         else:
@@ -171,19 +177,9 @@ class DepthTraining:
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
 
-def has_loop_alone(model: Any) -> bool:
-    """Whether each layer of the loop runs once an iteration, as no recurrence in time runs it again."""
-    return not has_recurrence(model) or find_attachment(model).pathway is None
-
-
 def gated_loss(model: Any, inputs: dict[str, Any], section: DepthSection) -> torch.Tensor:
     """The objective of a model with an exit gate, from its loss after every iteration (see `depth.objectives`)."""
     attachment = find_attachment(model)
-    if attachment.pathway is not None:
-        raise ConfigError(
-            f"objective {section.objective} weighs the loss of every iteration, which a recurrence in time runs again and "
-            f"again; use objective last, or leave out the recurrence"
-        )
     loop = attachment.loop
     if loop is None or loop.gate is None or loop.settings.coda:
         raise ConfigError(f"objective {section.objective} needs a loop with a gate and without a coda, as Looped.whole has")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,13 @@ from transformers.pytorch_utils import Conv1D
 
 from undertow.errors import ConfigError, DataError
 from undertow.evaluation.report import table
-from undertow.host.attach import find_attachment, find_pathway
+from undertow.host.attach import find_attachment, find_pathway, recurs_in_time
 from undertow.host.support import find_stack
+from undertow.models import HuginnConfig
 from undertow.solvers import Chunked, Jacobi, Scan, Solver
 from undertow.tasks.base import GeneratedTask
-from undertow.training.build import context_of, count_parameters, has_recurrence, load_tokenizer, outline, tokenizer_for
+from undertow.training.build import context_of, count_parameters, load_tokenizer, outline, tokenizer_for
 from undertow.training.data import most_tokens
-from undertow.training.depth import DepthSection
 from undertow.training.recipe import Recipe
 
 # Sustained fp32 rates in TFLOP/s that are within reach for a model of this size, not peaks; TF32 on the GPUs.
@@ -146,7 +146,7 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
         per_layer = config.hidden_size
     depth = config.num_hidden_layers * (1 + (backward_passes - 1) * (block / whole))
     if recipe.depth is not None:
-        depth += (min(recipe.depth.mean, recipe.depth.schedule.backward) - 1) * core_layers(recipe.depth)
+        depth += (min(recipe.depth.mean, recipe.depth.schedule.backward) - 1) * len(core_of(model))
     return Estimate(
         parameters=parameters,
         trained=trained,
@@ -159,10 +159,6 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
         weights=4 * parameters + 12 * trained,
         activations=4 * section.batch * tokens * (depth * per_layer + 2 * config.vocab_size / each),
     )
-
-
-def recurs_in_time(model: Any) -> bool:
-    return has_recurrence(model) and find_attachment(model).pathway is not None
 
 
 def layer_costs(recipe: Recipe, model: Any, tokens: float) -> tuple[float, float]:
@@ -188,7 +184,7 @@ def layer_costs(recipe: Recipe, model: Any, tokens: float) -> tuple[float, float
     attention = 4.0 * heads * width * tokens / 2
     whole += attention * config.num_hidden_layers
     if recipe.depth is not None:
-        whole += (recipe.depth.mean - 1) * core_cost(recipe.depth, model, costs, attention)
+        whole += (recipe.depth.mean - 1) * core_cost(model, costs, attention)
     if not recurs_in_time(model):
         return whole, 0.0
     stack, pathway = find_stack(model), find_pathway(model)
@@ -197,21 +193,29 @@ def layer_costs(recipe: Recipe, model: Any, tokens: float) -> tuple[float, float
     return whole, block
 
 
-def core_cost(section: DepthSection, model: Any, costs: Mapping[str, float], attention: float) -> float:
+def core_cost(model: Any, costs: Mapping[str, float], attention: float) -> float:
     """Operations a token of one iteration of what a model with recurrence in depth loops."""
-    if section.looped is None:
+    core = core_of(model)
+    if is_native(model):
         inside = sum(cost for name, cost in costs.items() if ".core_block." in name)
-        return inside + attention * model.config.n_layers_in_recurrent_block
-    stack = find_stack(model)
-    return attention * len(section.looped.core) + sum(
-        cost for name, cost in costs.items() if "recurrence." in name or layer_of(name, stack) in section.looped.core
-    )
+    else:
+        stack = find_stack(model)
+        inside = sum(cost for name, cost in costs.items() if "recurrence." in name or layer_of(name, stack) in core)
+    return inside + attention * len(core)
 
 
-def core_layers(section: DepthSection) -> int:
-    """How many layers an iteration runs."""
-    shape = section.shape or (0, 1, 0)
-    return shape[1] if section.looped is None else len(section.looped.core)
+def core_of(model: Any) -> Sequence[int]:
+    """The layers that a model with recurrence in depth loops."""
+    if is_native(model):
+        return range(model.config.n_layers_in_recurrent_block)
+    looped = find_attachment(model).looped
+    assert looped is not None
+    return looped.core
+
+
+def is_native(model: Any) -> bool:
+    """Whether it is Huginn, with adapters or without."""
+    return isinstance(model.config, HuginnConfig)
 
 
 def layer_of(name: str, stack: str) -> int | None:

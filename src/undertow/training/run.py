@@ -24,11 +24,11 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from undertow.config import apply_overrides, from_mapping, load_yaml, save_yaml, to_mapping
 from undertow.errors import CheckpointError, ConfigError
 from undertow.files import replacing_folder, write_text
-from undertow.host.attach import find_attachment
+from undertow.host.attach import recurs_in_time
 from undertow.pathways import TurboConn
 from undertow.solvers import Sequential
 from undertow.tasks import PadCollator, Split, TaskDataset, Text
-from undertow.training.build import build, context_of, has_recurrence, quiet_libraries
+from undertow.training.build import build, context_of, quiet_libraries
 from undertow.training.data import check_documents, most_tokens, training_set
 from undertow.training.depth import DepthTraining
 from undertow.training.gates import FastGates, GateLog
@@ -93,7 +93,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         print(f"undertow: {text}", file=sys.stderr)
         log.write(event="remark", text=text)
     progress = Progress(description or f"{recipe.name} seed {seed}")
-    recurrent = recipe.recurrence is not None or (has_recurrence(built) and find_attachment(built).pathway is not None)
+    recurrent = recurs_in_time(built)
     watches = recurrent and not isinstance(recipe.solver, Sequential)
     trainer = RecipeTrainer(
         section,

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from undertow.depth.sampler import check_depth
+from undertow.depth.loop import check_depth
 from undertow.errors import ConfigError
 
 # Keys of public configs that change what the model computes, and the one value of each that this code computes.
