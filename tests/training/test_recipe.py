@@ -121,7 +121,7 @@ def test_overrides_change_what_they_name_and_nothing_else(tmp_path: Path) -> Non
         (
             {"task": "party"},
             "expected one of parity, arithmetic, bbh-arithmetic, group_tracking, group_retrieval, variables, prosqa, gsm8k, "
-            "hotpotqa, text, chat, got 'party'; "
+            "gsm_symbolic, hotpotqa, text, chat, got 'party'; "
             "did you mean 'parity'?",
         ),
         ({"recurrence": {"kind": "t2mlr", "first_layer": 0, "lastlayer": 1}}, "unknown key recurrence.lastlayer"),

@@ -9,6 +9,7 @@ from undertow.tasks.encode import encode, encode_prompt
 from undertow.tasks.example import Example, Split
 from undertow.tasks.groups import GroupTracking
 from undertow.tasks.gsm8k import GSM8K
+from undertow.tasks.gsm_symbolic import GSMSymbolic
 from undertow.tasks.hotpotqa import HotpotQA
 from undertow.tasks.parity import Parity
 from undertow.tasks.prosqa import ProsQA
@@ -28,6 +29,7 @@ TASKS: dict[str, type[Task]] = {
         VariableAssignment,
         ProsQA,
         GSM8K,
+        GSMSymbolic,
         HotpotQA,
         Text,
         Chat,
@@ -41,6 +43,7 @@ __all__ = [
     "BigBenchArithmetic",
     "Chat",
     "Example",
+    "GSMSymbolic",
     "GeneratedTask",
     "GroupRetrieval",
     "GroupTracking",

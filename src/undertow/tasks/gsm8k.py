@@ -54,7 +54,6 @@ class GSM8K(RowsTask):
         if length is not None:
             raise ConfigError(f"length is {length}, but {self.kind} reads a file as it is; leave length out.")
         problem = self.item(split, index)
-        completion = f" {problem.answer}"
         if self.given_chain:
             if problem.chain is None:
                 raise DataError(
@@ -62,11 +61,8 @@ class GSM8K(RowsTask):
                     "let undertow chains write the files."
                 )
             text = f"{problem.question}\nReasoning: {problem.chain}"
-            return Example(paper_prompt(_QUESTION, text), completion, len(problem.steps))
-        if self.chain_of_thought:
-            steps = [step if self.calculator_marks else _without_marks(step) for step in problem.steps]
-            completion = f" {problem.separator.join(steps)}\n{_ANSWER_MARK} {problem.answer}"
-        return Example(paper_prompt(_QUESTION, problem.question), completion, len(problem.steps))
+            return Example(paper_prompt(_QUESTION, text), f" {problem.answer}", len(problem.steps))
+        return write_problem(problem, self.chain_of_thought, self.calculator_marks)
 
     def row(self, split: Split, index: int) -> dict[str, Any]:
         """The problem of an example as a row of a file that this task reads."""
@@ -74,16 +70,8 @@ class GSM8K(RowsTask):
         return {"question": problem.question, "steps": list(problem.steps), "answer": problem.answer}
 
     def score(self, example: Example, generated_text: str) -> bool:
-        """Whether the generated answer is the same number: 1,200 equals 1200.0; `1200 dollars` is no number.
-
-        With the chain of thought the answer is what follows the last `####`, otherwise the first line.
-        """
-        if self.chain_of_thought:
-            _, mark, generated_text = generated_text.rpartition(_ANSWER_MARK)
-            if not mark:
-                return False
-        found = _number(first_line(generated_text))
-        return found is not None and Decimal(found) == Decimal(_answer_of(example))
+        """See `is_right_number`."""
+        return is_right_number(example, generated_text, self.chain_of_thought)
 
     @staticmethod
     def split_chain(generated_text: str) -> tuple[str, bool]:
@@ -91,16 +79,18 @@ class GSM8K(RowsTask):
         before, mark, _ = generated_text.rpartition(_ANSWER_MARK)
         return (before if mark else generated_text).strip(), bool(mark)
 
-    def parse(self, row: Any) -> _Problem:
+    def parse(self, row: Any) -> Problem:
         """See `RowsTask.parse`."""
-        return _parse_text(row) if isinstance(row, str) else _parse_row(row)
+        return _parse_text(row) if isinstance(row, str) else parse_problem(row)
 
-    def key(self, item: _Problem) -> str:
+    def key(self, item: Problem) -> str:
         """The question."""
         return item.question
 
 
-class _Problem(NamedTuple):
+class Problem(NamedTuple):
+    """A word problem with its solution."""
+
     question: str
     steps: tuple[str, ...]
     separator: str
@@ -108,7 +98,30 @@ class _Problem(NamedTuple):
     chain: str | None = None
 
 
-def _parse_row(row: Any) -> _Problem:
+def write_problem(problem: Problem, chain_of_thought: bool, calculator_marks: bool = False) -> Example:
+    """Lay a problem out as the TurboConn paper does: ` 1200`, or ` <steps>\\n#### 1200`, is to follow the prompt."""
+    completion = f" {problem.answer}"
+    if chain_of_thought:
+        steps = [step if calculator_marks else _without_marks(step) for step in problem.steps]
+        completion = f" {problem.separator.join(steps)}\n{_ANSWER_MARK} {problem.answer}"
+    return Example(paper_prompt(_QUESTION, problem.question), completion, len(problem.steps))
+
+
+def is_right_number(example: Example, generated_text: str, chain_of_thought: bool) -> bool:
+    """Whether the generated answer is the example's number: 1,200 equals 1200.0; `1200 dollars` is no number.
+
+    With the chain of thought the answer is what follows the last `####`, otherwise the first line.
+    """
+    if chain_of_thought:
+        _, mark, generated_text = generated_text.rpartition(_ANSWER_MARK)
+        if not mark:
+            return False
+    found = _number(first_line(generated_text))
+    return found is not None and Decimal(found) == Decimal(_answer_of(example))
+
+
+def parse_problem(row: Any) -> Problem:
+    """Make a problem of a row in one of the forms that `GSM8K` reads. Raises ValueError if it is malformed."""
     if not isinstance(row, dict):
         raise ValueError(f"expected an object with the texts 'question' and 'answer', found {shown(row)}")
     question, answer = text_field(row, "question"), text_field(row, "answer")
@@ -118,17 +131,17 @@ def _parse_row(row: Any) -> _Problem:
     if "steps" in row:
         if not isinstance(row["steps"], list) or not all(isinstance(step, str) for step in row["steps"]):
             raise ValueError(f"expected a list of texts as 'steps', found {shown(str(row['steps']))}")
-        return _Problem(question.strip(), tuple(row["steps"]), " ", _checked(answer), chain)
+        return Problem(question.strip(), tuple(row["steps"]), " ", _checked(answer), chain)
     if "cot" in row:
         if not isinstance(row["cot"], str):
             raise ValueError(f"expected a text as 'cot', found {shown(row['cot'])}")
         steps, separator = _steps_of(row["cot"])
-        return _Problem(question.strip(), steps, separator, _checked(answer), chain)
+        return Problem(question.strip(), steps, separator, _checked(answer), chain)
     solution, mark, number = answer.rpartition(_ANSWER_MARK)
     if not mark:
         raise ValueError(f"expected an answer after '####', found {shown(answer)}")
     steps = _lines(solution)
-    return _Problem(question.strip(), steps, "\n", _checked(number), chain)
+    return Problem(question.strip(), steps, "\n", _checked(number), chain)
 
 
 def _lines(text: str) -> tuple[str, ...]:
@@ -142,7 +155,7 @@ def _steps_of(text: str) -> tuple[tuple[str, ...], str]:
     return _lines(text), "\n"
 
 
-def _parse_text(line: str) -> _Problem:
+def _parse_text(line: str) -> Problem:
     question, bars, answer = line.rpartition("||")
     solution, mark, number = answer.rpartition(_ANSWER_MARK)
     if bars and not question.strip():
@@ -151,7 +164,7 @@ def _parse_text(line: str) -> _Problem:
         raise ValueError(f"expected 'question||steps #### answer', found {shown(line)}")
     if _CALCULATOR_MARK.sub("", solution).strip():
         raise ValueError(f"expected steps of the form <<a+b=c>>, found {shown(solution)}")
-    return _Problem(question.strip(), tuple(_CALCULATOR_MARK.findall(solution)), " ", _checked(number))
+    return Problem(question.strip(), tuple(_CALCULATOR_MARK.findall(solution)), " ", _checked(number))
 
 
 def _checked(text: str) -> str:

@@ -15,6 +15,7 @@ from undertow.tasks import (
     GeneratedTask,
     GroupRetrieval,
     GroupTracking,
+    GSMSymbolic,
     HotpotQA,
     MultiStepArithmetic,
     Parity,
@@ -210,6 +211,7 @@ class Recipe:
         | VariableAssignment
         | ProsQA
         | GSM8K
+        | GSMSymbolic
         | HotpotQA
         | Text
         | Chat
