@@ -47,6 +47,25 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
 # From scratch
 
 
+def test_further_settings_are_the_architectures_own(tmp_path: Path) -> None:
+    def moved(settings: dict[str, Any]) -> bool:
+        """Whether logits change when all positions are stretched, which a shift alone would not do to rotary ones."""
+        changes = {"architecture": "smollm3", "settings": settings}
+        model, _ = build(tiny.recipe(tmp_path, model=changes), seed=0)
+        apart = model(input_ids=IDS, position_ids=3 * torch.arange(IDS.shape[1])[None]).logits - model(input_ids=IDS).logits
+        return float(apart.detach().abs().max()) > 1e-4
+
+    assert moved({}) and not moved({"no_rope_layers": [0, 0]})
+    for settings, expected in (
+        ({"no_rope_layer": [0, 0]}, "holds no_rope_layer, which smollm3 has not; did you mean 'no_rope_layers'?"),
+        ({"hidden_size": 8}, "holds hidden_size, which is model.width here; set that"),
+        ({"intermediate_size": 8}, "holds intermediate_size, which is model.feed_forward here; set that"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            moved(settings)
+        assert expected in str(error.value)
+
+
 @pytest.mark.parametrize("recurrence", [tiny.TURBOCONN, tiny.T2MLR, None], ids=["turboconn", "t2mlr", "plain"])
 @pytest.mark.parametrize(
     ("architecture", "expected"),

@@ -69,15 +69,16 @@ class LSTMForCausalLM(WholeSequenceModel):
         a packed document begins, and the state is that of the start; there is no mask then.
         """
         embedded = self.embed_tokens(input_ids)
-        if attention_mask is None and position_ids is not None:
-            hidden = self._by_document(embedded, position_ids)
-        elif attention_mask is None or bool(attention_mask.all()):
-            hidden = self.layers(embedded)[0]
-        else:
-            # Each row's own tokens first, in their order; what padding puts out is never looked at.
-            order = attention_mask.long().argsort(dim=1, descending=True, stable=True)[..., None].expand_as(embedded)
-            hidden = self.layers(embedded.gather(1, order))[0]
-            hidden = torch.zeros_like(hidden).scatter(1, order, hidden)
+        with torch.autocast(embedded.device.type, enabled=False):  # not every CPU has an LSTM in bf16
+            if attention_mask is None and position_ids is not None:
+                hidden = self._by_document(embedded, position_ids)
+            elif attention_mask is None or bool(attention_mask.all()):
+                hidden = self.layers(embedded)[0]
+            else:
+                # Each row's own tokens first, in their order; what padding puts out is never looked at.
+                order = attention_mask.long().argsort(dim=1, descending=True, stable=True)[..., None].expand_as(embedded)
+                hidden = self.layers(embedded.gather(1, order))[0]
+                hidden = torch.zeros_like(hidden).scatter(1, order, hidden)
         logits = self.lm_head(hidden)
         loss = None
         if labels is not None:

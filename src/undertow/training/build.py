@@ -34,6 +34,15 @@ NAMES = {
     "feed_forward": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "initializer_range": ("initializer_range", "init_std"),
 }
+# What all of them have, and the keys of a recipe's model for it.
+KEYS = {
+    "vocab_size": "vocabulary",
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "max_position_embeddings": "positions",
+    "tie_word_embeddings": "tied",
+}
 
 
 def build(recipe: Recipe, seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -230,6 +239,7 @@ def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> A
             "eos_token_id": tokenizer.eos_token_id,
             "tie_word_embeddings": section.tied,
             **differently_named(section, config_class),
+            **further(section, config_class),
         }
         model = AutoModelForCausalLM.from_config(config_class(**settings))
         torch.nn.init.normal_(model.get_input_embeddings().weight, std=section.embedding_range)
@@ -279,6 +289,22 @@ def differently_named(section: ModelSection, config_class: type[PreTrainedConfig
     elif section.head_width is not None:
         raise ConfigError(f"model.head_width is set, but {section.architecture} has no such setting; remove it")
     return found
+
+
+def further(section: ModelSection, config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+    """The section's settings by the architecture's own names.
+
+    Raises:
+        ConfigError: the architecture has no such setting, or the section has a key for it.
+    """
+    keys = {name: key for key, names in NAMES.items() for name in names} | {"head_dim": "head_width", **KEYS}
+    known = [name for name in config_class().to_dict() if not name.startswith("_")]
+    for name in section.settings:
+        if name in keys:
+            raise ConfigError(f"model.settings holds {name}, which is model.{keys[name]} here; set that")
+        if name not in known:
+            raise ConfigError(f"model.settings holds {name}, which {section.architecture} has not{nearest(name, known)}")
+    return section.settings
 
 
 def loops(model: Any) -> bool:

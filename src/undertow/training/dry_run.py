@@ -22,8 +22,13 @@ from undertow.training.build import context_of, count_parameters, load_tokenizer
 from undertow.training.data import most_tokens
 from undertow.training.recipe import Recipe
 
-# Sustained fp32 rates in TFLOP/s that are within reach for a model of this size, not peaks; TF32 on the GPUs.
-DEVICES = {"2 CPU cores": 0.1, "A100": 60.0, "H100": 150.0}
+# Sustained rates in TFLOP/s, by training.precision, within reach for models of 100 million parameters and more: three or
+# four tenths of the peak, six of plain fp32's. None where a device lacks the arithmetic, or is many times slower in it.
+DEVICES: dict[str, dict[str, float]] = {
+    "2 CPU cores": {"fp32": 0.1},
+    "A100": {"fp32": 12.0, "tf32": 60.0, "bf16": 120.0},
+    "H100": {"fp32": 40.0, "tf32": 150.0, "bf16": 300.0},
+}
 EXAMPLES = 32  # that the mean length is taken of
 
 
@@ -57,7 +62,7 @@ class Estimate:
 def dry_run(recipe: Recipe) -> str:
     """Build the model on the meta device, read some training and held-out examples, and tell what training would cost.
 
-    Nothing is written. Memory and time are rough: fp32 throughout, and rates that `DEVICES` assumes.
+    Nothing is written. Memory and time are rough: rates are those that `DEVICES` assumes.
 
     Raises:
         UndertowError: the recipe asks for what cannot be done, or its data cannot be read.
@@ -66,6 +71,7 @@ def dry_run(recipe: Recipe) -> str:
     model = outline(recipe)
     found = estimate(recipe, model, tokenizer)
     known = "without end" if isinstance(recipe.task, GeneratedTask) else "not counted yet"
+    precision = recipe.training.precision
     solver = f", found by {recipe.solver}" if recurs_in_time(model) else ""
     lines = [
         f"{recipe.name}: {type(model).__name__}{solver}",
@@ -87,10 +93,11 @@ def dry_run(recipe: Recipe) -> str:
         ),
         "",
         table(
-            ["device", "TFLOP/s assumed", "rough time a seed"],
+            ["device", f"TFLOP/s assumed, {precision}", "rough time a seed"],
             [
-                [device, rate, duration(found.training * found.total_tokens / (1e12 * rate))]
-                for device, rate in DEVICES.items()
+                [device, rates[precision], duration(found.training * found.total_tokens / (1e12 * rates[precision]))]
+                for device, rates in DEVICES.items()
+                if precision in rates
             ],
         ),
     ]
@@ -144,6 +151,7 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
     per_layer = 10 * config.hidden_size + 3 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     if section.activation_checkpointing:
         per_layer = config.hidden_size
+    stored = 2 if section.precision == "bf16" else 4
     depth = config.num_hidden_layers * (1 + (backward_passes - 1) * (block / whole))
     if recipe.depth is not None:
         depth += (min(recipe.depth.mean, recipe.depth.schedule.backward) - 1) * len(core_of(model))
@@ -157,7 +165,7 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
         size=size,
         left_out=1 - len(kept) / len(lengths),
         weights=4 * parameters + 12 * trained,
-        activations=4 * section.batch * tokens * (depth * per_layer + 2 * config.vocab_size / each),
+        activations=section.batch * tokens * (stored * depth * per_layer + 8 * config.vocab_size / each),  # logits in fp32
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Literal
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal
 
 from undertow.errors import ConfigError
 from undertow.pathways import T2MLR, SoftToken, TurboConn
@@ -59,6 +59,9 @@ class ModelSection:
     """Rows of the token embeddings, if they shall be more than the tokenizer's tokens."""
     tied: bool = False
     """Use the token embeddings as the head too; they then want an embedding_range of about 0.02."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Further settings of the architecture's config, by its own names: `no_rope_layers: [0, 0]` of smollm3 makes two layers
+    without positions."""
     pauses: int = 0
     """Pause tokens that the model reads after each token before it predicts; 1 is the T²MLR paper's 2x baseline."""
 
@@ -81,7 +84,8 @@ class ModelSection:
         """
         for key in fields(self):
             value = getattr(self, key.name)
-            if key.name not in allowed.split() and value != key.default:
+            default = key.default if key.default_factory is MISSING else key.default_factory()
+            if key.name not in allowed.split() and value != default:
                 raise ConfigError(f"model.{key.name} is {value}, but {why}")
 
 
@@ -129,6 +133,9 @@ class TrainingSection:
     the warm-up."""
     warmup_steps: int = 100
     """Steps over which the learning rate rises from zero."""
+    floor: float = 0.0
+    """Share of the peak learning rate that a cosine schedule ends at; the T²MLR paper's code takes 0.001 to pretrain and
+    0.01 to fine-tune."""
     restart_every: int = 1000
     """Steps from one start of cosine_restarts to the next."""
     gate_multiplier: float = 1.0
@@ -140,6 +147,9 @@ class TrainingSection:
     """AdamW's second beta."""
     clip: float = 1.0
     """Largest norm of the gradient; a larger one is scaled down to it."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """Arithmetic of matrix products in training: fp32; tf32, which GPUs since Ampere have; or bf16 by autocast. Weights,
+    optimiser and evaluation of accuracy stay in fp32. Most CPUs are many times slower in bf16."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass, to save memory."""
     bucket_by_length: bool = True
@@ -167,6 +177,12 @@ class TrainingSection:
             raise ConfigError(f"learning_rate is {self.learning_rate}; use more than 0")
         if not 0 <= self.beta2 < 1:
             raise ConfigError(f"beta2 is {self.beta2}; use 0 or more, and less than 1")
+        if not 0 <= self.floor < 1:
+            raise ConfigError(f"floor is {self.floor}; use 0 or more, and less than 1")
+        if self.floor and self.schedule != "cosine":
+            raise ConfigError(
+                f"floor is {self.floor}, but schedule is {self.schedule}, and only cosine has one; leave it out"
+            )
         if self.schedule == "cosine_restarts" and self.restart_every <= self.warmup_steps:
             raise ConfigError(
                 f"restart_every is {self.restart_every}, but the warm-up takes {self.warmup_steps} steps; make it longer"

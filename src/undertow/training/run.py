@@ -60,6 +60,7 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
     """
     quiet_libraries()
     check_devices()
+    check_precision(recipe.training.precision)
     folder = run_folder(recipe, seed)
     check_folder(folder, recipe)
     if (folder / MODEL).is_dir():
@@ -204,6 +205,9 @@ def arguments(
     checkpointing: dict[str, Any] = {CHECKPOINTING: section.activation_checkpointing}
     steps = section.steps if steps is None else steps
     restarts = section.schedule == "cosine_restarts"  # which the Trainer does not know
+    floor: dict[str, Any] = {}
+    if section.floor:
+        floor = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": section.floor}}
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -211,11 +215,13 @@ def arguments(
         per_device_eval_batch_size=section.batch,
         gradient_accumulation_steps=section.accumulate,
         learning_rate=section.learning_rate,
-        lr_scheduler_type="constant_with_warmup" if restarts else section.schedule,
+        **({"lr_scheduler_type": "constant_with_warmup" if restarts else section.schedule} | floor),
         warmup_steps=section.warmup_steps,
         weight_decay=section.weight_decay,
         adam_beta2=section.beta2,
         max_grad_norm=section.clip,
+        bf16=section.precision == "bf16",
+        tf32=True if section.precision == "tf32" else None,
         **checkpointing,
         logging_steps=section.log_every,
         logging_first_step=True,
@@ -263,6 +269,19 @@ def check_devices() -> None:
         )
     if devices > 1:
         raise ConfigError(f"undertow train uses one GPU, but sees {devices}; set CUDA_VISIBLE_DEVICES to one of them")
+
+
+def check_precision(precision: str) -> None:
+    """Refuse arithmetic that the machine does not have.
+
+    Raises:
+        ConfigError: it has no such GPU. CPUs have bf16, if slowly.
+    """
+    cuda = torch.cuda.is_available()
+    if precision == "tf32" and not (cuda and torch.cuda.get_device_capability() >= (8, 0)):
+        raise ConfigError("training.precision is tf32, which takes a GPU since Ampere, and there is none; use fp32")
+    if precision == "bf16" and cuda and not torch.cuda.is_bf16_supported():
+        raise ConfigError(f"training.precision is bf16, which {torch.cuda.get_device_name()} does not have; use fp32")
 
 
 def check_folder(folder: Path, recipe: Recipe) -> None:
