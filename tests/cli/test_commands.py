@@ -101,10 +101,16 @@ def test_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 def test_inspect_fidelity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    solver = {"kind": "scan", "sweeps": 3, "backward": 1}
-    path = str(tiny.recipe_file(tmp_path, recurrence=tiny.T2MLR, solver=solver))
+    solver = {"kind": "scan", "sweeps": 5, "backward": 1}
+    path = str(tiny.recipe_file(tmp_path, recurrence=tiny.T2MLR, solver=solver, seeds=[0, 1]))
     output_of(["train", path], capsys)
     text = output_of(["inspect", "fidelity", str(tmp_path / "tiny"), "--examples=4"], capsys)
+    found = [json.loads((tmp_path / "tiny" / seed / "fidelity.json").read_text()) for seed in ("seed-0", "seed-1")]
+    trained = [next(one for one in seed if one["name"] == "as trained") for seed in found]
+    assert trained[0]["cosine_all"] != trained[1]["cosine_all"]
+    row = next(line for line in text.splitlines() if "as trained" in line)
+    assert f" {min(one['cosine_all'] for one in trained):.4f} " in row
+    assert (tmp_path / "tiny" / "fidelity.png").read_bytes().startswith(b"\x89PNG")
     assert re.search(r"\| exact +\| +\+0\.0e\+00 \| +1\.0000 ", text)
     assert re.search(r"\| scan\(2,1\) +\|", text)
     assert re.search(r"is enough here|None of these is enough", text)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from undertow.evaluation.figures import new_figure, save_figure
 from undertow.evaluation.report import table
 from undertow.host import set_solver
 from undertow.host.attach import find_attachment, find_backbone, find_pathway
@@ -116,6 +118,44 @@ def recommendation(found: Sequence[Fidelity]) -> str:
         return "None of these is enough here: train with the exact rollout."
     best = min(enough, key=lambda one: one.seconds)
     return f"{best.name} is enough here, at {best.seconds / found[0].seconds:.2f} of the exact rollout's time."
+
+
+def worst(by_seed: Sequence[Sequence[Fidelity]]) -> list[Fidelity]:
+    """Of each setting, over the seeds' models, the largest loss error, the smallest cosines and the mean seconds."""
+    return [
+        Fidelity(
+            same[0].name,
+            max((one.loss_error for one in same), key=abs),
+            min(one.cosine_all for one in same),
+            min(one.cosine_pathway for one in same),
+            min(one.cosine_layer for one in same),
+            sum(one.seconds for one in same) / len(same),
+        )
+        for same in zip(*by_seed, strict=True)
+    ]
+
+
+def fidelity_figure(by_seed: Mapping[str, Sequence[Fidelity]], path: Path, title: str) -> None:
+    """How far each setting's gradients point from the exact ones, a mark a seed, as a PNG: T²MLR's Figure 3 on this model.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    names = [one.name for one in next(iter(by_seed.values()))[1:]]
+    figure = new_figure(7, 1.5 + 0.3 * len(names))
+    axes = figure.subplots()
+    kinds = (("cosine_all", "all parameters"), ("cosine_pathway", "pathway"), ("cosine_layer", "middle layer"))
+    for marker, (key, label) in zip("os^", kinds, strict=True):
+        apart = [(max(1 - getattr(one, key), 1e-8), one.name) for found in by_seed.values() for one in found[1:]]
+        axes.scatter(*zip(*apart, strict=True), marker=marker, s=22, alpha=0.8, label=label)
+    for bound, style in ((1 - COSINE_ALL, "--"), (1 - COSINE_PATHWAY, ":")):
+        axes.axvline(bound, color="0.5", linestyle=style, linewidth=1)
+    axes.set(title=title, xlabel="1 - cosine of the gradient with the exact one", xscale="log")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize="small")
+    save_figure(figure, path)
 
 
 def fidelity_table(found: Sequence[Fidelity]) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from undertow.analysis.choices import Choices, Chosen, choices_figure, choices_table, measure_choices
 from undertow.analysis.compare import labels
-from undertow.analysis.fidelity import fidelity_table, measure_fidelity, recommendation
+from undertow.analysis.fidelity import SETTINGS, fidelity_figure, fidelity_table, measure_fidelity, recommendation, worst
 from undertow.analysis.positions import loss_by_position, state_norms
 from undertow.analysis.probes import probe_losses
 from undertow.config import from_mapping, load_yaml
@@ -22,6 +22,7 @@ from undertow.evaluation.report import table
 from undertow.evaluation.run import seed_folders
 from undertow.evaluation.study import runs_in
 from undertow.files import write_text
+from undertow.solvers import Sequential
 from undertow.tasks import PadCollator, Split, Task
 from undertow.training.build import count_parameters, has_recurrence, load, outline, quiet_libraries
 from undertow.training.gates import GATES
@@ -31,16 +32,27 @@ from undertow.training.run import LOG, MODEL, RECIPE, load_recipe
 
 
 def inspect_fidelity(run: Path, examples: int) -> str:
-    """How faithful each solver setting is on a run's model and the first held-out examples of its task.
+    """How faithful each solver setting is on a run's models and the first held-out examples of its task.
+
+    A table of the worst over the seeds, with the run's own solver; `fidelity.json` beside each seed's model, and a figure
+    `fidelity.png`.
 
     Raises:
         CheckpointError: there is no finished run.
         ConfigError: its model has no recurrence, or there are no examples.
     """
-    _, recipe, model, tokenizer = first_seed(run, examples)
-    batch = PadCollator(tokenizer)(first_items(recipe.task, "valid", tokenizer, examples))
-    found = measure_fidelity(model.train(), batch)
-    return f"{fidelity_table(found)}\n\n{recommendation(found)}"
+    by_seed = {}
+    for folder in seed_folders(run):
+        recipe, model, tokenizer = one_seed(folder, examples)
+        batch = PadCollator(tokenizer)(first_items(recipe.task, "valid", tokenizer, examples))
+        known = recipe.solver in (Sequential(), *SETTINGS.values())
+        by_seed[folder.name] = found = measure_fidelity(
+            model.train(), batch, SETTINGS if known else {**SETTINGS, "as trained": recipe.solver}
+        )
+        write_text(folder / "fidelity.json", json.dumps([dataclasses.asdict(one) for one in found], indent=1) + "\n")
+    fidelity_figure(by_seed, run / "fidelity.png", run.name)
+    found = worst(list(by_seed.values()))
+    return f"{fidelity_table(found)}\n\n{recommendation(found)}\n\nFigure: {run / 'fidelity.png'}"
 
 
 def inspect_choices(paths: Sequence[Path], examples: int) -> str:
@@ -167,7 +179,13 @@ def prepared(run: Path, examples: int, *splits: Split) -> tuple[Any, Recipe, lis
 
 
 def first_seed(run: Path, examples: int) -> tuple[Path, Recipe, Any, Any]:
-    """The folder of a run's first seed, its recipe, model and tokenizer, to look at some examples with.
+    """The folder of a run's first seed, its recipe, model and tokenizer; see `one_seed`."""
+    folder = seed_folders(run)[0]
+    return folder, *one_seed(folder, examples)
+
+
+def one_seed(folder: Path, examples: int) -> tuple[Recipe, Any, Any]:
+    """The recipe, model and tokenizer of a seed's folder, to look at some examples with.
 
     Raises:
         CheckpointError: there is no finished run.
@@ -176,8 +194,7 @@ def first_seed(run: Path, examples: int) -> tuple[Path, Recipe, Any, Any]:
     if examples < 1:
         raise ConfigError(f"examples is {examples}; use 1 or more")
     quiet_libraries()
-    folder = seed_folders(run)[0]
-    return folder, from_mapping(Recipe, load_yaml(folder / RECIPE)), *load(str(folder / MODEL))
+    return from_mapping(Recipe, load_yaml(folder / RECIPE)), *load(str(folder / MODEL))
 
 
 def first_items(task: Task, split: Split, tokenizer: Any, examples: int) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from undertow.errors import ConfigError
-from undertow.tasks.base import PromptedTask
+from undertow.tasks.base import PromptedTask, first_line
 from undertow.tasks.example import Example
 
 NAMES = string.ascii_lowercase + string.ascii_uppercase
@@ -25,7 +25,8 @@ class VariableAssignment(PromptedTask):
     they may point at each other in circles, and none is on the way to the answer. Every name is one letter.
 
     The 'paper' template writes an assignment a line and asks `x=___`, completed with ` 7` after `Answer:`; 'bare' writes
-    `a=7;b=a;b=` and `7`. An example's length is its depth, drawn uniformly from min_depth..max_depth. Answering with the
+    `a=7;b=a;b=`, then the `blanks`, and `7`. With the chain of thought the completion walks the chain, `a=7` here. An
+    example's length is its depth, drawn uniformly from min_depth..max_depth. Answering with the
     commonest of the values shown is right about one time in four. Distractors matter: without them the one value whose
     variable has an alias is the answer, and no chain need be followed; of the values that have one, a random one is right
     about two times in five at the default sizes.
@@ -42,10 +43,15 @@ class VariableAssignment(PromptedTask):
     """Variables that hold a digit; at least 1."""
     distractors: int = 6
     """Aliases beside the chain."""
+    blanks: int = 0
+    """Tokens `_` between the question of the 'bare' template and the answer, time for a recurrence to follow the chain in;
+    the other template has some of its own."""
+    chain_of_thought: bool = False
+    """Whether the completion holds the names on the way to the value."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("min_depth", 0), ("values", 1), ("distractors", 0)):
+        for name, least in (("min_depth", 0), ("values", 1), ("distractors", 0), ("blanks", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least {least}; raise it.")
         if self.max_depth < self.min_depth:
@@ -70,14 +76,23 @@ class VariableAssignment(PromptedTask):
         lines += [f"{name}={following}" for name, following in zip(chain, [*chain[1:], sink], strict=True)]
         lines += [f"{name}={generator.choice([other for other in names if other != name])}" for name in astray]
         generator.shuffle(lines)
+        way = [*chain[1:], sink] if self.chain_of_thought else []
+        answer = "=".join([*way, digits[sink]])
         if self.template == "bare":
-            return Example(";".join(lines) + f";{chain[0]}=", digits[sink], depth)
+            return Example(";".join(lines) + f";{chain[0]}={'_' * self.blanks}", answer, depth)
         text = "\n".join(lines)
-        return Example(f"{_TASK}\n{text}\n{chain[0]}=___\nAnswer:", f" {digits[sink]}", depth)
+        return Example(f"{_TASK}\n{text}\n{chain[0]}=___\nAnswer:", f" {answer}", depth)
+
+    def score(self, example: Example, generated_text: str) -> bool:
+        """Whether the value is right; with the chain of thought, what follows its last `=`."""
+        if not self.chain_of_thought:
+            return super().score(example, generated_text)
+        _, found, answer = first_line(generated_text).rpartition("=")
+        return bool(found) and answer == example.completion[-1]
 
     def characters(self) -> str:
         """See `Task.characters`."""
-        around = ";=" if self.template == "bare" else f"{_TASK}\n=___\nAnswer: "
+        around = ";=_" if self.template == "bare" else f"{_TASK}\n=___\nAnswer: "
         return "".join(sorted(set(NAMES + string.digits + around)))
 
     def _used(self, depth: int) -> int:
