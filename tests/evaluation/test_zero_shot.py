@@ -62,6 +62,23 @@ def test_a_zero_recurrence_changes_no_score(folder: Path) -> None:
     )
 
 
+def test_what_is_cut_is_counted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = unhosted("llama")
+    zero_shot_scores(model, TOKENIZER, ["ends"], folder)
+    assert "lm-eval cut" not in caplog.text
+    (folder / "rows.jsonl").write_text(
+        "".join(json.dumps({"context": "ab " * length, "end": "dh"}) + "\n" for length in (3, 80, 90))
+    )
+    says = (folder / "ends.yaml").read_text().replace("ends", "says").partition("metric_list")[0]
+    says = says.replace("output_type: loglikelihood", "output_type: generate_until")
+    says += "generation_kwargs: {max_gen_toks: 4, until: ['.']}\nmetric_list: [{metric: exact_match}]\n"
+    (folder / "says.yaml").write_text(says)
+    for task in ("ends", "says"):
+        caplog.clear()
+        zero_shot_scores(model, TOKENIZER, [task], folder)
+        assert "2 of the prompts have more than the 128 tokens that the model reads: lm-eval cut their" in caplog.text
+
+
 def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "saved"
     hosted("llama", "t2mlr-middle").save_pretrained(saved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from undertow.host.attach import recurs_in_time
 from undertow.solvers import Jacobi
 from undertow.training.build import first_line, quiet_libraries
 from undertow.training.run import MODEL
+
+logger = logging.getLogger("undertow")
 
 Scores = dict[str, dict[str, float]]
 
@@ -76,6 +79,8 @@ def zero_shot_scores(
 ) -> Scores:
     """The metrics of each task, as lm-eval names them. The prefill is the one that the model is set to.
 
+    lm-eval cuts the beginning of what is too long for the model; a warning says how often.
+
     Raises:
         ConfigError: as `zero_shot`.
     """
@@ -98,7 +103,7 @@ def zero_shot_scores(
             raise ConfigError(f"there is no zero-shot task {name!r}{nearest(name, manager.all_tasks)}")
     training = model.training
     try:
-        evaluated = HFLM(pretrained=model.eval(), tokenizer=tokenizer, batch_size=batch)
+        evaluated = counting_cuts(HFLM)(pretrained=model.eval(), tokenizer=tokenizer, batch_size=batch)
         results: Any = simple_evaluate(
             evaluated, tasks=list(tasks), task_manager=manager, limit=limit, log_samples=False, bootstrap_iters=0
         )
@@ -106,6 +111,12 @@ def zero_shot_scores(
         raise ConfigError(f"the tasks {', '.join(tasks)} could not be run: {first_line(error)}") from error
     finally:
         model.train(training)
+    if evaluated.cut:
+        logger.warning(
+            "%d of the prompts have more than the %d tokens that the model reads: lm-eval cut their beginnings",
+            evaluated.cut,
+            evaluated.max_length,
+        )
     return {
         task: {
             name.removesuffix(",none"): float(value)
@@ -114,6 +125,25 @@ def zero_shot_scores(
         }
         for task, values in results["results"].items()
     }
+
+
+def counting_cuts(base: Any) -> Any:
+    """A subclass of lm-eval's HFLM that counts in `cut` what it makes shorter."""
+
+    class CountingLM(base):
+        cut = 0
+
+        def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
+            # The last token is predicted and not read.
+            self.cut += sum(len(context) + len(rest) > self.max_length + 1 for _, context, rest in requests)
+            return super()._loglikelihood_tokens(requests, *args, **kwargs)
+
+        def tok_batch_encode(self, strings: Any, *args: Any, left_truncate_len: int | None = None, **kwargs: Any) -> Any:
+            if left_truncate_len:
+                self.cut += sum(len(self.tok_encode(text)) > left_truncate_len for text in strings)
+            return super().tok_batch_encode(strings, *args, left_truncate_len=left_truncate_len, **kwargs)
+
+    return CountingLM
 
 
 def zero_shot_table(found: Mapping[str, Scores]) -> str:
