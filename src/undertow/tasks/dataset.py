@@ -71,6 +71,17 @@ class TaskDataset(Dataset[dict[str, list[int]]]):
         """Return the example behind an item, for instance to score what a model generates for it."""
         return self.task.example(self.split, self.indices[position])
 
+    def check_lengths(self) -> None:
+        """Encode the items that look too long, so that one that is raises DataError now and not when its turn comes.
+
+        An item looks too long if its characters and a token at either end are more than `max_tokens`: few tokens have less
+        than one character.
+        """
+        if self.max_tokens is not None:
+            for position, length in enumerate(self.lengths()):
+                if length + 2 > self.max_tokens:
+                    self[position]
+
     def lengths(self) -> list[int]:
         """Return a cheap measure of every item's length, for length bucketing; see `Task.rough_length`."""
         return [self.task.rough_length(self.split, index) for index in self.indices]

@@ -12,7 +12,7 @@ from torch.utils.data import Subset
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
-from undertow.tasks import Task, TaskDataset
+from undertow.tasks import Task, TaskDataset, Text
 from undertow.tasks.base import GeneratedTask
 from undertow.training.recipe import TrainingSection
 
@@ -28,12 +28,12 @@ def training_set(
     A pure function of its arguments, so that a resumed run goes on with the batch after the last one. A finite number of
     examples is shuffled anew for each pass. The training has as many examples as fill its optimiser steps.
 
-    `context` is the most tokens that the model reads. An example of more is an error when its turn comes, unless
-    training.max_tokens leaves it out.
+    `context` is the most tokens that the model reads. An example of more is an error, unless training.max_tokens leaves it
+    out; a data set is looked through for such ones here, a task without end is not.
 
     Raises:
         ConfigError: epochs of a task that has no end, or a training.max_tokens beyond the context.
-        DataError: every example is too long.
+        DataError: every example is too long, or one is and training.max_tokens is not set.
     """
     limit = most_tokens(section, context)
     a_step = section.batch * section.accumulate
@@ -58,6 +58,8 @@ def training_set(
             f"no training example is left: all {dataset.skipped} have more than {section.max_tokens} tokens; "
             "raise training.max_tokens"
         )
+    if section.max_tokens is None and size is not None and not isinstance(task, Text):  # text is cut to windows
+        dataset.check_lengths()
     if section.epochs is not None:
         wanted = -(-section.epochs * len(dataset) // a_step) * a_step
     generator = random.Random(seed)

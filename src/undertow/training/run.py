@@ -252,6 +252,8 @@ def held_out_set(recipe: Recipe, tokenizer: Any, context: int | None = None) -> 
     examples = TaskDataset(recipe.task, "valid", tokenizer, count, max_tokens=limit, overlong=overlong)
     if len(examples):
         examples[0]
+    if overlong == "error" and size is not None and not isinstance(recipe.task, Text):
+        examples.check_lengths()
     return examples
 
 
