@@ -124,6 +124,9 @@ def test_gates_are_logged_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["inspect", "probes", str(run), f"--baseline={tmp_path / 'plain'}", "--examples=8"]) == 0
     by_run = capsys.readouterr().out
     assert "plain: loss" in by_run and (run / "probes.png").stat().st_size > 1000
+    train(tiny.recipe(tmp_path, name="longer", task=tiny.TINY["task"] | {"max_length": 9}), seed=0)
+    assert main(["inspect", "probes", str(run), f"--baseline={tmp_path / 'longer'}", "--examples=8"]) == 2
+    assert "learned another task than" in capsys.readouterr().err
     seed, other = run / "seed-0", tmp_path / "plain" / "seed-0"
     assert main(["inspect", "probes", str(seed), f"--baseline={other}", "--examples=8"]) == 0
     by_seed = capsys.readouterr().out

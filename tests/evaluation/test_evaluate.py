@@ -94,6 +94,14 @@ def test_overrides_change_the_evaluation_and_not_the_run(finished: Path) -> None
     assert load_recipe(path, []) == after
 
 
+def test_another_task_has_a_figure_of_its_own(finished: Path) -> None:
+    evaluate(finished, [])
+    own = (finished / "accuracy.png").read_bytes()
+    evaluate(finished, ["--task={kind: parity, template: bare, max_length: 12}", "--evaluation.lengths=[9]"])
+    assert (finished / "accuracy.png").read_bytes() == own
+    assert (finished / "accuracy-parity.png").is_file() and (finished / "seed-0" / "accuracy-parity.json").is_file()
+
+
 def test_without_lengths_there_is_no_figure(finished: Path) -> None:
     text = evaluate(finished, ["--evaluation.lengths=[]"])
     assert [row[0] for row in cells(text)] == ["all"]

@@ -27,6 +27,11 @@ def test_studies_are_shipped() -> None:
     assert len(STUDIES) >= 9
 
 
+def test_no_recipe_shares_a_folder_with_another_or_a_study() -> None:
+    names = [load_yaml(path)["name"] for path in (Path(__file__).parents[2] / "recipes").rglob("*.yaml")]
+    assert len(set(names)) == len(names) > len(STUDIES)
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_combination_is_a_recipe(path: Path, tmp_path: Path) -> None:
     study = study_of(path, tmp_path)
@@ -35,7 +40,7 @@ def test_every_combination_is_a_recipe(path: Path, tmp_path: Path) -> None:
     assert len({recipe.name for recipe in recipes.values()}) == len(recipes) > 1, "two combinations would share a folder"
     differing = [(r.task, r.model, r.recurrence, r.depth, r.solver, r.training) for r in recipes.values()]
     assert all(one not in differing[:place] for place, one in enumerate(differing)), "two combinations are the same"
-    for recipe in {(r.model, r.recurrence, r.depth): r for r in recipes.values()}.values():
+    for recipe in {(str(r.model), r.recurrence, r.depth): r for r in recipes.values()}.values():
         if recipe.model.path is not None and not Path(recipe.model.path).is_dir():
             pytest.skip(f"{recipe.model.path} is absent; make models fetches it")
         names = [name for name, _ in outline(recipe).named_parameters()]

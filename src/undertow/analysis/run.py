@@ -150,12 +150,15 @@ def inspect_probes(run: Path, baseline: Path | None, examples: int) -> str:
 
     Raises:
         CheckpointError: there is no finished run.
-        ConfigError: there are no examples.
+        ConfigError: there are no examples, or the other run is one on another task.
     """
     paths = [run, *([] if baseline is None else [baseline])]
-    found = {}
+    found, tasks = {}, []
     for name, path in zip(labels([path.name for path in paths], paths), paths, strict=True):
-        model, _, (train, valid) = prepared(path, examples, "train", "valid")
+        model, recipe, (train, valid) = prepared(path, examples, "train", "valid")
+        tasks.append(recipe.task)
+        if recipe.task != tasks[0]:
+            raise ConfigError(f"{path} learned another task than {run}, so their probes do not compare; give a run on that")
         found[name] = probe_losses(model, train, valid)
     longest = max(len(losses) for losses in found.values())
     rows = [

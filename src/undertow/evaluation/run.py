@@ -90,7 +90,7 @@ def evaluate(run: Path, overrides: list[str], depth: int | None = None) -> str:
             pooled[result.length, result.temperature].append(result)
     if all(curves.values()):
         longest = getattr(recipe.task, "max_length", None) or getattr(recipe.task, "max_operands", None)
-        accuracy_figure(curves, run / f"accuracy{depth_suffix(depth)}.png", name, f"{recipe.task.kind}: length", longest)
+        accuracy_figure(curves, run / f"accuracy{suffixes[-1]}.png", name, f"{recipe.task.kind}: length", longest)
     seeds = f" ({len(folders)} seeds together)" if len(folders) > 1 else ""
     return f"{name}{seeds}\n\n{accuracy_table([Accuracy.together(results) for results in pooled.values()])}"
 

@@ -62,7 +62,7 @@ def zero_shot(
             set_solver(model, prefill=Jacobi(16, 4))
         scores = zero_shot_scores(model, tokenizer, tasks, folder, limit, batch)
         name = path.parent.name if path.name == MODEL and len(folders) > 1 else path.name
-        found[name] = scores
+        found[name if depth is None else f"{name} at depth {depth}"] = scores
         if path.name == MODEL:
             settings = {"tasks": list(tasks), "limit": limit, "prefill": prefill, "depth": depth, "scores": scores}
             write_text(path.parent / f"zero_shot{depth_suffix(depth)}.json", json.dumps(settings, indent=1) + "\n")

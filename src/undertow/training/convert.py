@@ -68,7 +68,8 @@ def import_checkpoint(source: str, output: Path, config: Path | None = None, tok
         if tokenizer is not None:
             AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
         model.save_pretrained(folder)
-    return f"{output}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters"
+    without = "; it has no tokenizer, which text needs: --tokenizer writes one" if tokenizer is None else ""
+    return f"{output}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters{without}"
 
 
 def picks(text: str | None) -> tuple[int, ...]:
