@@ -32,9 +32,14 @@ study t2mlr-blocks-s3
 study t2mlr-blocks --recipe.task.files="[$text]"
 study t2mlr-smollm2 --recipe.task.train="$train" --recipe.task.test="$test"
 
-# What the recurrence does in the language models: gates over training, loss and state by position, probes on each layer.
+# What the recurrence does in the language models: gates over training, loss and state by position, probes on each layer, and
+# how near each solver's gradient is to the exact one there.
 recurrent=runs/t2mlr-blocks/3-to-4
 "$undertow" inspect gates $recurrent > "$page/gates.md"
 "$undertow" inspect positions $recurrent --examples=256 > "$page/positions.md"
 "$undertow" inspect probes $recurrent --baseline=runs/t2mlr-blocks/none --examples=256 > "$page/probes.md"
+for block in 3-to-4 1-to-6; do
+    "$undertow" inspect fidelity runs/t2mlr-blocks/$block > "$page/fidelity-$block.md"
+    cp runs/t2mlr-blocks/$block/fidelity.png "$page/fidelity-$block.png"
+done
 cp $recurrent/{gates,loss-by-position,state-by-position,probes}.png "$page/"
