@@ -41,6 +41,26 @@ def test_depth_is_hops_less_one(depth: int, template: Any) -> None:
         assert task.score(example, example.completion) and not task.score(example, "x")
 
 
+@pytest.mark.parametrize("template", ["paper", "bare"])
+def test_the_chain_of_thought_walks_the_chain(template: Any) -> None:
+    task = VariableAssignment(template=template, min_depth=0, max_depth=6, chain_of_thought=True)
+    for index in range(40):
+        example = task.example("train", index)
+        assigned, way = solved(example, template)
+        assert example.completion.strip().split("=") == [*way[1:], assigned[way[-1]]]
+        assert task.score(example, example.completion) and task.score(example, f"x=y={assigned[way[-1]]}\nmore")
+        for wrong in (assigned[way[-1]], "", "=", example.completion + "1", f"{example.completion[:-1]}x"):
+            assert not task.score(example, wrong)
+
+
+def test_blanks_stand_between_question_and_answer() -> None:
+    task = VariableAssignment(template="bare", blanks=3)
+    example = task.example("train", 0)
+    assert example.prompt.endswith("=___") and set(example.prompt) <= set(task.characters())
+    with pytest.raises(ConfigError, match="blanks is 3, but the paper template has its own; leave it out"):
+        VariableAssignment(blanks=3)
+
+
 def test_nothing_gives_the_answer_away() -> None:
     """Neither the asked name, nor the first line's value, nor the number of distractors on a value."""
     task = VariableAssignment(template="bare", min_depth=2, max_depth=2)

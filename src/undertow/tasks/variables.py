@@ -54,6 +54,8 @@ class VariableAssignment(PromptedTask):
         for name, least in (("min_depth", 0), ("values", 1), ("distractors", 0), ("blanks", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least {least}; raise it.")
+        if self.blanks and self.template != "bare":
+            raise ConfigError(f"blanks is {self.blanks}, but the {self.template} template has its own; leave it out.")
         if self.max_depth < self.min_depth:
             raise ConfigError(f"max_depth is {self.max_depth}, but must be at least min_depth, {self.min_depth}; raise it.")
         self._check_names("max_depth", self.max_depth)
