@@ -5,6 +5,7 @@ In float64 on architectures without casts of their own, so that "equal" means to
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -109,7 +110,7 @@ def test_a_measured_forward_is_the_rollout_with_an_adjoint(pathway: str, kind: s
     """However loose the tolerance is."""
     model = model_for(pathway)
     exact, want = run(model, Sequential("adjoint(1)"), kind)
-    logits, found = run(model, Auto(tolerance=0.9, rollout_cost=ALWAYS), kind)
+    logits, found = run(model, Auto(tolerance=0.9, gradient="adjoint(1)", rollout_cost=ALWAYS), kind)
     assert plan_of(model).sweeps is not None, "the next forward would take sweeps"
     assert apart(logits, exact) < 1e-12
     assert apart(found, want) < 1e-10
@@ -121,7 +122,7 @@ def test_a_measured_forward_is_the_rollout_with_an_adjoint(pathway: str, kind: s
 @pytest.mark.parametrize("pathway", PATHWAYS)
 def test_between_measurements_it_is_the_scan_with_an_adjoint(pathway: str, kind: str) -> None:
     model = model_for(pathway)
-    sweeps = swept(model, Auto(TOLERANCES[pathway], rollout_cost=ALWAYS))
+    sweeps = swept(model, Auto(TOLERANCES[pathway], gradient="adjoint(1)", rollout_cost=ALWAYS))
     assert sweeps >= 3
     logits, found = run(model, kind=kind)
     report = undertow.report(model)
@@ -138,7 +139,7 @@ def test_between_measurements_it_is_the_scan_with_an_adjoint(pathway: str, kind:
 def test_where_sweeps_would_cost_more_it_rolls_out(pathway: str) -> None:
     model = model_for(pathway)
     exact, want = run(model, Sequential("adjoint(1)"))
-    undertow.set_solver(model, Auto(1e-9, rollout_cost=NEVER))
+    undertow.set_solver(model, Auto(1e-9, gradient="adjoint(1)", rollout_cost=NEVER))
     forward(model)
     assert plan_of(model).sweeps is None
     plan_of(model).next_measurement = 100
@@ -149,13 +150,46 @@ def test_where_sweeps_would_cost_more_it_rolls_out(pathway: str) -> None:
     assert apart(found, want) < 1e-10
 
 
-@pytest.mark.parametrize("products", ["adjoint(0)", "adjoint(2)", "adjoint(0.5)"])
+@pytest.mark.parametrize("products", ["adjoint(0)", "adjoint(2)"])
 def test_its_gradient_is_the_one_it_is_given(products: str) -> None:
     model = model_for("t2mlr-whole")
     _, want = run(model, Sequential(products))
     _, found = run(model, Auto(gradient=products))
     assert apart(found, want) < 1e-10
-    assert apart(run(model, Auto())[1], want) > 1e-8
+    assert apart(run(model, Auto(gradient="adjoint(1)"))[1], want) > 1e-8
+    assert plan_of(model).products is None
+
+
+@pytest.mark.parametrize("pathway", PATHWAYS)
+@pytest.mark.parametrize("tolerance", [0.9, 0.01, 1e-9])
+def test_products_are_as_many_as_the_measurement_took(pathway: str, tolerance: float) -> None:
+    model = model_for(pathway)
+    undertow.set_solver(model, Auto(gradient=f"adjoint({tolerance})", rollout_cost=NEVER))
+    _, measured = run(model)
+    plan = plan_of(model)
+    exact = [run(model, Sequential(f"adjoint({n})"))[1] for n in range(1, 6)]
+    assert plan.products is not None and 1 <= plan.products <= 4
+    # The last product, which changes less than the tolerance, is in the measured gradient and not in the next ones.
+    tried = min(plan.products + 1, 4)
+    assert apart(measured, exact[tried - 1]) < 1e-10
+    undertow.set_solver(model, Auto(gradient=f"adjoint({tolerance})", rollout_cost=NEVER))
+    find_attachment(model).memory.plans[16] = dataclasses.replace(plan, sweeps=None, next_measurement=100)
+    _, found = run(model)
+    assert apart(found, exact[plan.products - 1]) < 1e-10
+    assert apart(found, exact[plan.products]) > 1e-8 or apart(exact[plan.products - 1], exact[plan.products]) < 1e-8
+
+
+def test_products_grow_as_the_gates_open() -> None:
+    counts = []
+    for gate in (0.0, 0.05, 3.0):
+        model = model_for("t2mlr-whole")
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("gamma_recurrent"):
+                    parameter.fill_(gate)
+        run(model, Auto(rollout_cost=NEVER))
+        counts.append(plan_of(model).products)
+    assert counts[0] == 1 and counts == sorted(counts) and counts[-1] > 1
 
 
 @pytest.mark.parametrize("pathway", PATHWAYS)

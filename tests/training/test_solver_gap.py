@@ -225,7 +225,8 @@ def test_a_run_with_auto_logs_its_sweeps(tmp_path: Path) -> None:
     logged = entries(train(tiny.recipe(tmp_path, recurrence=tiny.TURBOCONN, solver=AUTO), seed=0))
     assert list(logged) == [1, 2, 3, 4, 5, 6]
     for found in logged.values():
-        assert set(found) == {"solver_gap", "solver_sweeps"}
+        assert set(found) == {"solver_gap", "solver_sweeps", "solver_products"}
+        assert found["solver_products"] in (1, 2, 3, 4)
         assert found["solver_sweeps"] in (0, 1, 2, 3)
         assert found["solver_sweeps"] == 0 or found["solver_gap"] <= 0.05
 

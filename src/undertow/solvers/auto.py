@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,6 +19,8 @@ from undertow.solvers.solution import pass_at_solution, relative_change
 # How much of the error after one sweep may be left. A recurrence that is coming into use is at first a small part of the
 # states, and a model cannot learn to follow a chain whose sweeps are wrong by as much as that part.
 CHAIN = 0.1
+# The most products that a measured gradient takes; what the fifth would add is small even where gates are wide open.
+MOST_PRODUCTS = 4
 # One more sweep changes the states of a fitting plan by less than about the error allowed; batches differ somewhat.
 OUTGROWN = 2.0
 
@@ -37,6 +40,9 @@ class Auto(Solver):
     how much one more sweep changes the states: where that is more than twice the error allowed, the model has outgrown its
     plan, and the next forward is measured.
 
+    The gradient is planned alike: where the states are measured, so is how many products of the adjoint it takes until one
+    more would change it by less than its tolerance. That is one while the gates are nearly closed, and more as they open.
+
     In a distributed run all processes take the same decisions, by the largest error among them.
     """
 
@@ -46,8 +52,9 @@ class Auto(Solver):
     """Largest relative error of the states that tokens receive, against the exact rollout."""
     every: int = 32
     """Forwards between two measurements; the first come sooner, after 1, 2, 4, 8, ... forwards."""
-    gradient: str = "adjoint(1)"
-    """adjoint(n) or adjoint(tolerance): one pass with a graph at the solution, and its vector-Jacobian products."""
+    gradient: str = "adjoint(0.1)"
+    """One pass with a graph at the solution, and its vector-Jacobian products: adjoint(n) takes n, adjoint(tolerance) as
+    many, up to four, as it took when last measured."""
     rollout_cost: float | None = None
     """How many sweeps may run in place of one rollout; their times are compared if left out, so that runs with the same
     seed may then differ within the tolerance."""
@@ -81,7 +88,7 @@ class Auto(Solver):
                 for _ in range(plan.sweeps - 1):
                     states = sweep(block, states)
         if torch.is_grad_enabled():
-            output, last = pass_at_solution(block, states, Gradient.parse(self.gradient))
+            output, last = self.differentiable(block, states, plan, measured)
         else:
             output, readings = block.sweep(block.shift(states), last=True)
             last = block.scan(readings)
@@ -93,6 +100,18 @@ class Auto(Solver):
             if largest(float(residuals[0]), block.on_cuda) > OUTGROWN * plan.allowed:
                 plan.next_measurement = plan.forwards + 1
         return output, last, SolverReport(self.kind, block.tokens, sweeps, exact, residuals, time.perf_counter() - started)
+
+    def differentiable(
+        self, block: RecurrentBlock, states: torch.Tensor, plan: Plan, measured: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pass with a graph at the states; its backward pass tells the plan how many products it took, if measured."""
+        gradient = Gradient.parse(self.gradient)
+        if gradient.tolerance is None:
+            return pass_at_solution(block, states, gradient)
+        if measured or plan.products is None:
+            most = Gradient("adjoint", min(MOST_PRODUCTS, -(-block.tokens // block.lag)), gradient.tolerance)
+            return pass_at_solution(block, states, most, functools.partial(setattr, plan, "products"))
+        return pass_at_solution(block, states, Gradient("adjoint", plan.products))
 
     def measure(self, block: RecurrentBlock, plan: Plan, tokens: int) -> torch.Tensor:
         """The exact states ``[B, T, W]`` of this batch; the plan then says how to find those of the next ones.

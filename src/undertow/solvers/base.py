@@ -49,6 +49,7 @@ class Plan:
         tokens: the length that was measured; longer sequences may need more.
         forwards: how many forwards went by.
         next_measurement: the forward to measure in.
+        products: how many vector-Jacobian products the gradient took when it was measured; None before.
     """
 
     sweeps: int | None = None
@@ -57,6 +58,7 @@ class Plan:
     tokens: int = 0
     forwards: int = 0
     next_measurement: int = 1
+    products: int | None = None
 
 
 @dataclass

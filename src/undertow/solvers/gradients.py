@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -63,20 +64,30 @@ class Adjoint(torch.autograd.Function):
     output's gradient gives v, vector-Jacobian products on the kept graph give λ, and the graph is then walked once for the
     parameters, from both. J only reaches forward in time, so ``ceil(T / lag)`` products are exact. Nothing of how the
     solution was found is kept.
+
+    `counted`, if given, is told how many products there were, without the last one where that changed less than the
+    tolerance.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, output: torch.Tensor, image: torch.Tensor, point: torch.Tensor, steps: int, tolerance: float | None
+        ctx: Any,
+        output: torch.Tensor,
+        image: torch.Tensor,
+        point: torch.Tensor,
+        steps: int,
+        tolerance: float | None,
+        counted: Callable[[int], None] | None,
     ) -> torch.Tensor:
-        ctx.output, ctx.image, ctx.point, ctx.steps, ctx.tolerance = output, image, point, steps, tolerance
+        ctx.output, ctx.image, ctx.point = output, image, point
+        ctx.steps, ctx.tolerance, ctx.counted = steps, tolerance, counted
         return output.view_as(output)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (term,) = torch.autograd.grad(ctx.output, ctx.point, gradient, retain_graph=True, allow_unused=True)
-        solution = term
+        solution, products = term, 1
         for _ in range(ctx.steps - 1):
             if term is None:
                 break
@@ -88,4 +99,7 @@ class Adjoint(torch.autograd.Function):
                 share = float(term.norm()) / max(float(solution.norm()), sys.float_info.min)
                 if largest(share, gradient.is_cuda) <= ctx.tolerance:
                     break
-        return gradient, solution, None, None, None
+            products += 1
+        if ctx.counted is not None:
+            ctx.counted(products)
+        return gradient, solution, None, None, None, None

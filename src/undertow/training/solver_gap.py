@@ -118,7 +118,8 @@ class SolverGap(TrainerCallback, ExportableState):
 
     For a fixed solver both run on the last batch of the step. `Auto` measures by itself; its sweeps and its gap are logged,
     and its plans go into the Trainer's checkpoints, so that a resumed run goes on with them. The log lines get `solver_gap`
-    (relative error of the states that tokens receive) and `solver_sweeps` or, if the model computes it, `solver_loss_gap`.
+    (relative error of the states that tokens receive), and `solver_sweeps` and `solver_products` or, if the model computes
+    it, `solver_loss_gap`.
     """
 
     def __init__(self, every: int = 100) -> None:
@@ -158,6 +159,8 @@ class SolverGap(TrainerCallback, ExportableState):
             if plans:
                 plan = plans[max(plans)]
                 self.found = {"solver_gap": plan.gap, "solver_sweeps": plan.sweeps or 0}  # 0: the rollout
+                if plan.products is not None:
+                    self.found["solver_products"] = plan.products
         elif state.global_step % self.every == 0 and self.inputs:
             gap = measure_gap(model, self.inputs)
             self.found = {"solver_gap": gap.states}
