@@ -307,7 +307,8 @@ def trained_part(recipe: Recipe) -> dict[str, Any]:
     """What of a recipe decides the weights, by dotted key."""
     sections = to_mapping(recipe)
     kept: dict[str, Any] = {}
-    for name in ("task", "model", "recurrence", "depth", "solver", "lora", "training"):
+    solved = recipe.recurrence is not None or recipe.model.path is not None  # which may have one
+    for name in ("task", "model", "recurrence", "depth", *(["solver"] if solved else []), "lora", "training"):
         section = sections[name]
         if isinstance(section, dict):
             kept |= {f"{name}.{key}": value for key, value in section.items()}
