@@ -19,7 +19,7 @@ from undertow.tasks import Parity
 from undertow.training import Recipe, run, train
 from undertow.training.build import build, load
 from undertow.training.data import training_set
-from undertow.training.run import RecipeTrainer, load_recipe, run_folder
+from undertow.training.run import RecipeTrainer, check_folder, load_recipe, run_folder
 
 IDS = torch.tensor([[3, 4, 4, 5, 3, 1, 4, 4]])
 
@@ -199,6 +199,16 @@ def test_the_folder_of_another_recipe_is_refused(
     monkeypatch.setattr(run, "build", lambda *_: pytest.fail("it was trained in another recipe's folder"))
     with pytest.raises(CheckpointError, match=f"was made by another recipe, whose {key}; choose another name or remove"):
         train(tiny.recipe(tmp_path, **({"recurrence": tiny.TURBOCONN} | changes)), seed=0)
+
+
+def test_a_solver_counts_only_where_there_is_something_to_solve(tmp_path: Path) -> None:
+    scan = {"kind": "scan", "sweeps": 2, "backward": 1}
+    plain, hosted = tiny.recipe(tmp_path), tiny.recipe(tmp_path, name="hosted", recurrence=tiny.TURBOCONN)
+    for recipe in (plain, hosted):
+        undertow.config.save_yaml(recipe, run_folder(recipe, 0) / "recipe.yaml")
+    check_folder(run_folder(plain, 0), tiny.recipe(tmp_path, solver=scan))
+    with pytest.raises(CheckpointError, match=r"whose solver\.kind is auto and not scan"):
+        check_folder(run_folder(hosted, 0), tiny.recipe(tmp_path, name="hosted", recurrence=tiny.TURBOCONN, solver=scan))
 
 
 def test_what_cannot_be_evaluated_is_found_out_before_training(tmp_path: Path) -> None:
