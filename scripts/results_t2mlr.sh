@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All of docs/results/t2mlr.md, some four hours on two CPU cores (an estimate), half of it SmolLM2's.
+# All of docs/results/t2mlr.md, some five hours on two CPU cores (an estimate), half of it SmolLM2's.
 #
 #     make models
 #     scripts/results_t2mlr.sh tinyshakespeare.txt gsm8k_train.jsonl gsm8k_test.jsonl
