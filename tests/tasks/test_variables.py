@@ -53,14 +53,6 @@ def test_the_chain_of_thought_walks_the_chain(template: Any) -> None:
             assert not task.score(example, wrong)
 
 
-def test_blanks_stand_between_question_and_answer() -> None:
-    task = VariableAssignment(template="bare", blanks=3)
-    example = task.example("train", 0)
-    assert example.prompt.endswith("=___") and set(example.prompt) <= set(task.characters())
-    with pytest.raises(ConfigError, match="blanks is 3, but the paper template has its own; leave it out"):
-        VariableAssignment(blanks=3)
-
-
 def test_nothing_gives_the_answer_away() -> None:
     """Neither the asked name, nor the first line's value, nor the number of distractors on a value."""
     task = VariableAssignment(template="bare", min_depth=2, max_depth=2)

@@ -109,7 +109,7 @@ class Auto(Solver):
         if gradient.tolerance is None:
             return pass_at_solution(block, states, gradient)
         if measured or plan.products is None:
-            most = Gradient("adjoint", min(MOST_PRODUCTS, -(-block.tokens // block.lag)), gradient.tolerance)
+            most = Gradient("adjoint", MOST_PRODUCTS, gradient.tolerance)
             return pass_at_solution(block, states, most, functools.partial(setattr, plan, "products"))
         return pass_at_solution(block, states, Gradient("adjoint", plan.products))
 

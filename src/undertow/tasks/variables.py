@@ -25,7 +25,7 @@ class VariableAssignment(PromptedTask):
     they may point at each other in circles, and none is on the way to the answer. Every name is one letter.
 
     The 'paper' template writes an assignment a line and asks `x=___`, completed with ` 7` after `Answer:`; 'bare' writes
-    `a=7;b=a;b=`, then the `blanks`, and `7`. With the chain of thought the completion walks the chain, `a=7` here. An
+    `a=7;b=a;b=` and `7`. With the chain of thought the completion walks the chain, `a=7` here. An
     example's length is its depth, drawn uniformly from min_depth..max_depth. Answering with the
     commonest of the values shown is right about one time in four. Distractors matter: without them the one value whose
     variable has an alias is the answer, and no chain need be followed; of the values that have one, a random one is right
@@ -43,19 +43,14 @@ class VariableAssignment(PromptedTask):
     """Variables that hold a digit; at least 1."""
     distractors: int = 6
     """Aliases beside the chain."""
-    blanks: int = 0
-    """Tokens `_` between the question of the 'bare' template and the answer, time for a recurrence to follow the chain in;
-    the other template has some of its own."""
     chain_of_thought: bool = False
     """Whether the completion holds the names on the way to the value."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("min_depth", 0), ("values", 1), ("distractors", 0), ("blanks", 0)):
+        for name, least in (("min_depth", 0), ("values", 1), ("distractors", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least {least}; raise it.")
-        if self.blanks and self.template != "bare":
-            raise ConfigError(f"blanks is {self.blanks}, but the {self.template} template has its own; leave it out.")
         if self.max_depth < self.min_depth:
             raise ConfigError(f"max_depth is {self.max_depth}, but must be at least min_depth, {self.min_depth}; raise it.")
         self._check_names("max_depth", self.max_depth)
@@ -81,7 +76,7 @@ class VariableAssignment(PromptedTask):
         way = [*chain[1:], sink] if self.chain_of_thought else []
         answer = "=".join([*way, digits[sink]])
         if self.template == "bare":
-            return Example(";".join(lines) + f";{chain[0]}={'_' * self.blanks}", answer, depth)
+            return Example(";".join(lines) + f";{chain[0]}=", answer, depth)
         text = "\n".join(lines)
         return Example(f"{_TASK}\n{text}\n{chain[0]}=___\nAnswer:", f" {answer}", depth)
 
@@ -94,7 +89,7 @@ class VariableAssignment(PromptedTask):
 
     def characters(self) -> str:
         """See `Task.characters`."""
-        around = ";=_" if self.template == "bare" else f"{_TASK}\n=___\nAnswer: "
+        around = ";=" if self.template == "bare" else f"{_TASK}\n=___\nAnswer: "
         return "".join(sorted(set(NAMES + string.digits + around)))
 
     def _used(self, depth: int) -> int:

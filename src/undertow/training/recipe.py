@@ -148,8 +148,8 @@ class TrainingSection:
     clip: float = 1.0
     """Largest norm of the gradient; a larger one is scaled down to it."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    """Arithmetic of matrix products in training: fp32; tf32, which GPUs since Ampere have; or bf16 by autocast. Weights,
-    optimiser and evaluation of accuracy stay in fp32. Most CPUs are many times slower in bf16."""
+    """Arithmetic of matrix products in training: fp32; tf32, which GPUs since Ampere have; or bf16 by autocast. Weights
+    and optimiser stay in fp32, and with bf16 what is evaluated after training. Most CPUs are many times slower in bf16."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass, to save memory."""
     bucket_by_length: bool = True

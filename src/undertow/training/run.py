@@ -205,9 +205,7 @@ def arguments(
     checkpointing: dict[str, Any] = {CHECKPOINTING: section.activation_checkpointing}
     steps = section.steps if steps is None else steps
     restarts = section.schedule == "cosine_restarts"  # which the Trainer does not know
-    floor: dict[str, Any] = {}
-    if section.floor:
-        floor = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": section.floor}}
+    schedule = "constant_with_warmup" if restarts else "cosine_with_min_lr" if section.floor else section.schedule
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -215,13 +213,14 @@ def arguments(
         per_device_eval_batch_size=section.batch,
         gradient_accumulation_steps=section.accumulate,
         learning_rate=section.learning_rate,
-        **({"lr_scheduler_type": "constant_with_warmup" if restarts else section.schedule} | floor),
+        lr_scheduler_type=schedule,
+        lr_scheduler_kwargs={"min_lr_rate": section.floor} if section.floor else None,
         warmup_steps=section.warmup_steps,
         weight_decay=section.weight_decay,
         adam_beta2=section.beta2,
         max_grad_norm=section.clip,
         bf16=section.precision == "bf16",
-        tf32=True if section.precision == "tf32" else None,
+        tf32=section.precision == "tf32",  # for the whole process, so an earlier run's is taken back
         **checkpointing,
         logging_steps=section.log_every,
         logging_first_step=True,
