@@ -21,7 +21,8 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 from undertow.config import to_mapping
 from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError
-from undertow.host.attach import ATTACHMENT, Attachment, attach, find_attachment, find_backbone
+from undertow.host.attach import Attachment, attach, find_attachment, find_backbone
+from undertow.host.owners import ATTACHMENT
 from undertow.host.saving import recurrences_from_mappings, recurrences_of
 
 PEFT_TYPE = "UNDERTOW"

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable
-from contextvars import ContextVar
-from types import MethodType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
 from undertow.depth.looped import Loop, Looped
 from undertow.errors import ConfigError
 from undertow.host.arguments import CallLayout
-from undertow.host.forward import Forward
-from undertow.host.learning import Observer, learn
-from undertow.host.looping import LOOP_ARGUMENTS, DepthReport
-from undertow.host.owners import Owners
+from undertow.host.hooks import install, uninstall
+from undertow.host.learning import learn
+from undertow.host.looping import DepthReport
+from undertow.host.method import InstanceMethod
+from undertow.host.owners import ATTACHMENT, Owners, in_use
 from undertow.host.saving import save_pretrained, warn_of_unknown_class
-from undertow.host.stack import Stack, current_forward
+from undertow.host.stack import Stack
 from undertow.host.support import check_config, find_stack
 from undertow.host.vocabulary import ExpectedEmbedding
 from undertow.pathways.base import Pathway, Recurrence
 from undertow.solvers import Auto, Sequential, Solver, SolverMemory, SolverReport
 
 Model = TypeVar("Model", bound=nn.Module)
-
-ATTACHMENT = "recurrence"
-# What a model's forward is given for the recurrence, on its way to the backbone's, which some models would not pass on.
-ARGUMENTS = ("recurrent_mask", *LOOP_ARGUMENTS)
-given: ContextVar[dict[str, Any]] = ContextVar("undertow_arguments")
 
 
 class Attachment(nn.Module):
@@ -164,14 +155,8 @@ def attach(model: Model, recurrence: Recurrence | Looped, solver: Solver | None 
         attachment.add(recurrence)
         stack.__class__ = Stack
         backbone.register_module(ATTACHMENT, attachment)
-        owners.hooks = [
-            model.register_forward_pre_hook(take_arguments, with_kwargs=True),
-            model.register_forward_hook(drop_arguments, always_call=True),
-            backbone.register_forward_pre_hook(enter, with_kwargs=True),
-            backbone.register_forward_hook(leave, always_call=True),
-        ]
-        model.save_pretrained = MethodType(save_pretrained, model)  # type: ignore[method-assign]
-        model.prepare_inputs_for_generation = MethodType(passing_arguments(type(model)), model)  # type: ignore[assignment]
+        install(owners)
+        model.save_pretrained = InstanceMethod(save_pretrained, model)  # type: ignore[method-assign]
     attachment.solver = solver or attachment.solver
     try:
         if not next(stack.parameters()).is_meta:
@@ -192,11 +177,11 @@ def detach(model: Model) -> Model:
     """
     backbone = find_backbone(model)
     attachment = find_attachment(model)
-    for hook in attachment.owners.hooks:
-        hook.remove()
-    for name in ("save_pretrained", "prepare_inputs_for_generation"):
-        model.__dict__.pop(name, None)
-    getattr(backbone, attachment.stack_name).__class__ = nn.ModuleList
+    uninstall(model, backbone, attachment.owners.hooks)
+    vars(model).pop("save_pretrained", None)
+    stack = getattr(backbone, attachment.stack_name)
+    if isinstance(stack, Stack):  # and none that it was replaced by
+        stack.__class__ = nn.ModuleList  # type: ignore[assignment]
     delattr(backbone, ATTACHMENT)
     return model
 
@@ -264,81 +249,3 @@ def find_pathway(model: nn.Module) -> Pathway:
     if pathway is None:
         raise ConfigError("the model has no recurrence in time; attach TurboConn, T2MLR or SoftToken first")
     return pathway
-
-
-def in_use(module: Any) -> Any:
-    """The module itself or, where PEFT wraps it to train and save a copy for each adapter, the copy in use."""
-    copies = getattr(module, "modules_to_save", None)
-    if copies is None:
-        return module
-    active = module.active_adapters
-    return module.original_module if module.disable_adapters or not active else copies[active[0]]
-
-
-# --- hooks: plain functions of the module they are called on, so that a deep copy of the model works
-
-
-def take_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    given.set({name: kwargs.pop(name) for name in ARGUMENTS if name in kwargs})
-    return args, kwargs
-
-
-def drop_arguments(model: nn.Module, args: Any, output: Any) -> None:
-    given.set({})
-
-
-def enter(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    if isinstance(current_forward.get(), Observer):
-        return args, kwargs
-    wrapped: Any = backbone._modules[ATTACHMENT]
-    attachment = in_use(wrapped)
-    if attachment is not wrapped and attachment.only_in_adapters and attachment is wrapped.original_module:
-        kwargs.pop("recurrent_mask", None)
-        return args, kwargs
-    inputs = {**dict(zip(attachment.input_names, args, strict=False)), **kwargs, **given.get({})}
-    if not attachment.layouts:
-        learn(attachment)  # by forwards of the model's own, which are given nothing
-    for name in ARGUMENTS:
-        kwargs.pop(name, None)
-    if attachment.loop is None:
-        for name in LOOP_ARGUMENTS:
-            if inputs.get(name):
-                raise ConfigError(f"{name} is given, but the model has no recurrence in depth; attach undertow.Looped first")
-    forward = Forward(attachment, getattr(backbone, attachment.stack_name), inputs)
-    forward.token = current_forward.set(forward)
-    return args, kwargs
-
-
-def leave(backbone: nn.Module, args: Any, output: Any) -> None:
-    forward = current_forward.get()
-    if isinstance(forward, Forward) and forward.token is not None:
-        current_forward.reset(forward.token)
-
-
-def passing_arguments(model_class: Any) -> Callable[..., dict[str, Any]]:
-    """The class's `prepare_inputs_for_generation`, which also passes on what the recurrence is given.
-
-    A `recurrent_mask` grows with the sequence.
-    """
-    original = model_class.prepare_inputs_for_generation
-
-    @functools.wraps(original)
-    def prepare(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        mask = kwargs.pop("recurrent_mask", None)
-        of_loop = {name: kwargs.pop(name) for name in LOOP_ARGUMENTS if name in kwargs}
-        inputs: dict[str, Any] = original(self, input_ids, *args, **kwargs) | of_loop
-        if mask is not None:
-            given = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
-            # What is cached is counted, as `input_ids` holds no prompt that was given as embeddings.
-            cache = next((value for value in inputs.values() if isinstance(value, Cache)), None)
-            total = given.shape[1] + (0 if cache is None else int(cache.get_seq_length()))
-            generated = mask.new_ones(mask.shape[0], max(total - mask.shape[1], 0))
-            inputs["recurrent_mask"] = torch.cat([mask, generated], dim=1)[:, total - given.shape[1] : total]
-        return inputs
-
-    signature = inspect.signature(original)
-    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ARGUMENTS]
-    parameters = list(signature.parameters.values())
-    at = next((i for i, p in enumerate(parameters) if p.kind is inspect.Parameter.VAR_KEYWORD), len(parameters))
-    prepare.__signature__ = signature.replace(parameters=[*parameters[:at], *added, *parameters[at:]])  # type: ignore[attr-defined]
-    return prepare

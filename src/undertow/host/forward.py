@@ -6,7 +6,6 @@ these it lies.
 
 from __future__ import annotations
 
-from contextvars import Token
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from undertow.host.arguments import cache_of, first_mask
 from undertow.host.block import HostedBlock
 from undertow.host.collecting import collecting
 from undertow.host.looping import HostedLoop
-from undertow.host.stack import HostedForward, Recording
+from undertow.host.stack import Recording
 from undertow.host.state import state_layer
 from undertow.host.tokens import active_tokens, documents, present_states
 from undertow.solvers import Sequential, Solver
@@ -34,8 +33,7 @@ class Forward:
     def __init__(self, attachment: Attachment, stack: torch.nn.ModuleList, inputs: dict[str, Any]) -> None:
         self.attachment, self.inputs = attachment, inputs
         self.stack: torch.nn.ModuleList | None = stack
-        self.arity = attachment.arity
-        self.token: Token[HostedForward | None] | None = None
+        self.arity, self.ran = attachment.arity, False
 
     def run(self, recording: Recording) -> torch.Tensor:
         """The output ``[B, T, D]`` of the last layer, recurrence included."""

@@ -29,10 +29,10 @@ BATCHES = (2, 3)
 
 
 class Observer:
-    """A hosted forward that runs the layers as they are. Without a stack the model runs untouched."""
+    """A forward of one backbone that runs the layers as they are. Without a stack the model runs untouched."""
 
-    def __init__(self, stack: nn.ModuleList | None, arity: int = 0) -> None:
-        self.stack, self.arity = stack, arity
+    def __init__(self, backbone: nn.Module, stack: nn.ModuleList | None, arity: int = 0) -> None:
+        self.backbone, self.stack, self.arity, self.ran = backbone, stack, arity, False
         self.recordings: list[tuple[Recording, torch.Tensor]] = []
 
     def run(self, recording: Recording) -> torch.Tensor:
@@ -40,6 +40,7 @@ class Observer:
         for index in range(len(recording.layers)):
             hidden = recording.run(index, hidden)
         self.recordings.append((recording, hidden))
+        self.ran = False  # it watches several forwards
         return hidden
 
 
@@ -53,11 +54,11 @@ def learn(attachment: Attachment) -> None:
     model, backbone = attachment.owners.model, attachment.owners.backbone
     stack: nn.ModuleList = getattr(backbone, attachment.stack_name)
     with quiet(model):
-        attachment.arity = return_arity(model, stack)
+        attachment.arity = return_arity(model, backbone, stack)
         calls = []
         for cached, new in PROBES:
-            expected = observe(model, Observer(None), cached, new)
-            observer = Observer(stack, attachment.arity)
+            expected = observe(model, Observer(backbone, None), cached, new)
+            observer = Observer(backbone, stack, attachment.arity)
             logits = observe(model, observer, cached, new)
             same = torch.equal(logits, expected) if logits.device.type == "cpu" else torch.allclose(logits, expected)
             if not torch.isfinite(expected).all():
@@ -75,7 +76,7 @@ def learn(attachment: Attachment) -> None:
                 decode.verify(probe_ids(model, cached + new)[:, cached:], recording.hidden, hidden, logits)
         by_rows = []
         for rows in BATCHES:
-            observer = Observer(stack, attachment.arity)
+            observer = Observer(backbone, stack, attachment.arity)
             observe(model, observer, *PROBES[-1], rows=rows, positions=True)
             by_rows.append(observer.recordings[1][0].calls)
     lengths = [new for _, new in PROBES]
@@ -119,13 +120,13 @@ def probe_ids(model: Any, tokens: int, rows: int = 2) -> torch.Tensor:
     return torch.arange(rows * tokens, device=embeddings.device).reshape(rows, tokens) % embeddings.shape[0]
 
 
-def return_arity(model: PreTrainedModel, stack: nn.ModuleList) -> int:
+def return_arity(model: PreTrainedModel, backbone: nn.Module, stack: nn.ModuleList) -> int:
     """The length of the tuple that a layer returns, 0 for a bare tensor."""
     seen: list[int] = []
     handle = next(iter(stack._modules.values())).register_forward_hook(
         lambda module, args, output: seen.append(len(output) if isinstance(output, tuple) else 0)
     )
-    token = current_forward.set(Observer(None))
+    token = current_forward.set(Observer(backbone, None))
     try:
         model(input_ids=probe_ids(model, 2), use_cache=False)
     finally:

@@ -1,4 +1,4 @@
-"""A recurrence's way back to the model that it is part of."""
+"""A recurrence's place in the model that it is part of, and its way back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
+
+ATTACHMENT = "recurrence"
 
 
 class Owners:
@@ -28,6 +30,16 @@ class Owners:
         # adapter, stays with the model: it must not drag in a copy of that.
         if id(self.model) not in memo:
             return self
-        copied = Owners(memo[id(self.model)], memo[id(self.backbone)])
+        copied = memo[id(self)] = copy.copy(self)
+        copied.model, copied.backbone = memo[id(self.model)], copy.deepcopy(self.backbone, memo)
         copied.hooks = copy.deepcopy(self.hooks, memo)
         return copied
+
+
+def in_use(module: Any) -> Any:
+    """The module itself or, where PEFT wraps it to train and save a copy for each adapter, the copy in use."""
+    copies = getattr(module, "modules_to_save", None)
+    if copies is None:
+        return module
+    active = module.active_adapters
+    return module.original_module if module.disable_adapters or not active else copies[active[0]]

@@ -62,10 +62,17 @@ def first_output(output: Any) -> torch.Tensor:
 
 
 class HostedForward(Protocol):
-    """What runs the recorded layers."""
+    """What runs the recorded layers.
+
+    Attributes:
+        stack: the list that records; None where the layers run untouched.
+        arity: the length of the tuple that a layer returns; 0 where it returns a tensor.
+        ran: whether the recorded layers have run; the list is an ordinary one from then on.
+    """
 
     stack: nn.ModuleList | None
     arity: int
+    ran: bool
 
     def run(self, recording: Recording) -> torch.Tensor: ...
 
@@ -94,6 +101,7 @@ class Recorder:
             )
         recording.calls.append((args, kwargs))
         if self._index == len(recording.layers) - 1:
+            self._forward.ran = True
             hidden = self._forward.run(recording)
         return recording.wrap(hidden)
 
@@ -103,7 +111,7 @@ class Stack(nn.ModuleList):
 
     def _recorders(self) -> list[Recorder] | None:
         forward = current_forward.get()
-        if forward is None or forward.stack is not self:
+        if forward is None or forward.stack is not self or forward.ran:
             return None
         recording = Recording(list(self._modules.values()), forward.arity)
         return [Recorder(forward, recording, index) for index in range(len(self))]

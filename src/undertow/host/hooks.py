@@ -1,0 +1,193 @@
+"""What surrounds a hosted forward: the arguments that are the recurrence's own, and the layer list that records.
+
+Both are context variables that are set for one call and reset by their token in `finally`, so that nothing that a call was
+given reaches another, whatever interrupts it, runs inside it or beside it.
+
+The backbone's `forward` is an instance's method, as hooks do not see a KeyboardInterrupt. A hook makes sure that it is still
+there. The functions are plain ones of the module that they are called on, so that copies of the model work.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextvars import ContextVar, Token
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+from transformers.cache_utils import Cache
+
+from undertow.errors import ConfigError, UnsupportedArchitectureError
+from undertow.host.forward import Forward
+from undertow.host.learning import Observer, learn
+from undertow.host.looping import LOOP_ARGUMENTS
+from undertow.host.method import InstanceMethod, is_method
+from undertow.host.owners import ATTACHMENT, Owners, in_use
+from undertow.host.stack import Stack, current_forward
+
+if TYPE_CHECKING:
+    from undertow.host.attach import Attachment
+
+# What a model's forward is given for the recurrence, on its way to the backbone's, which some models would not pass on.
+ARGUMENTS = ("recurrent_mask", *LOOP_ARGUMENTS)
+# Where a `forward` that stood in the backbone's own `__dict__` before ours is kept, such as one of accelerate's.
+EARLIER = "_undertow_earlier_forward"
+
+
+class Given:
+    """The recurrence's arguments of one call of a model, until its backbone takes them."""
+
+    def __init__(self, owners: Owners, arguments: dict[str, Any]) -> None:
+        self.owners, self.arguments = owners, arguments
+        self.token: Token[Given | None] | None = given.set(self)
+
+    def end(self) -> None:
+        if self.token is not None:
+            given.reset(self.token)
+            self.token = None
+
+
+given: ContextVar[Given | None] = ContextVar("undertow_arguments", default=None)
+
+
+def install(owners: Owners) -> None:
+    """Put hooks and methods on a model and its backbone."""
+    model, backbone = owners.model, owners.backbone
+    owners.hooks = [
+        model.register_forward_pre_hook(functools.partial(take_arguments, owners), with_kwargs=True),
+        model.register_forward_hook(functools.partial(drop_arguments, owners), always_call=True),
+        backbone.register_forward_pre_hook(check_forward),
+    ]
+    if "forward" in vars(backbone):
+        vars(backbone)[EARLIER] = vars(backbone)["forward"]
+    backbone.forward = InstanceMethod(forward, backbone)
+    model.prepare_inputs_for_generation = InstanceMethod(prepare_inputs_for_generation, model)  # type: ignore[assignment]
+
+
+def uninstall(model: nn.Module, backbone: nn.Module, hooks: list[RemovableHandle]) -> None:
+    """Take them off again."""
+    for hook in hooks:
+        hook.remove()
+    vars(model).pop("prepare_inputs_for_generation", None)
+    earlier = vars(backbone).pop(EARLIER, None)
+    if isinstance(vars(backbone).get("forward"), InstanceMethod):
+        del vars(backbone)["forward"]
+        if earlier is not None:
+            vars(backbone)["forward"] = earlier
+
+
+# --- the model's call
+
+
+def take_arguments(owners: Owners, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    Given(owners, {name: kwargs.pop(name) for name in ARGUMENTS if name in kwargs})
+    return args, kwargs
+
+
+def drop_arguments(owners: Owners, model: nn.Module, args: Any, output: Any) -> None:
+    left = given.get()
+    if left is not None and left.owners is owners:  # the backbone never ran
+        left.end()
+
+
+def prepare_inputs_for_generation(
+    self: Any,
+    input_ids: torch.Tensor,
+    *args: Any,
+    recurrent_mask: torch.Tensor | None = None,
+    depth: Any = None,
+    exit_rule: Any = None,
+    warm_start: Any = None,
+    resume: Any = None,
+    state_seed: Any = None,
+    watch: Any = None,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """The class's own, which also passes on what the recurrence is given. A `recurrent_mask` grows with the sequence."""
+    own = dict(depth=depth, exit_rule=exit_rule, warm_start=warm_start, resume=resume, state_seed=state_seed, watch=watch)
+    inputs: dict[str, Any] = type(self).prepare_inputs_for_generation(self, input_ids, *args, **kwargs)
+    inputs |= {name: value for name, value in own.items() if value is not None}
+    if recurrent_mask is not None:
+        new = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
+        # What is cached is counted, as `input_ids` holds no prompt that was given as embeddings.
+        cache = next((value for value in inputs.values() if isinstance(value, Cache)), None)
+        total = new.shape[1] + (0 if cache is None else int(cache.get_seq_length()))
+        generated = recurrent_mask.new_ones(recurrent_mask.shape[0], max(total - recurrent_mask.shape[1], 0))
+        inputs["recurrent_mask"] = torch.cat([recurrent_mask, generated], dim=1)[:, total - new.shape[1] : total]
+    return inputs
+
+
+# --- the backbone's call
+
+
+def check_forward(backbone: nn.Module, args: Any) -> None:
+    if not is_method(vars(backbone).get("forward"), forward):
+        raise ConfigError(
+            f"the forward of {type(backbone).__name__} was replaced after the recurrence was attached, which would leave it "
+            "out; replace it first, and attach then"
+        )
+
+
+def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The backbone's own forward, over a layer list that records.
+
+    Raises:
+        UnsupportedArchitectureError: its recorded layers did not run, so that the recurrence would be lost.
+        ConfigError: its layers, or the recurrence, are others than when it was attached.
+    """
+    plain = vars(self).get(EARLIER) or functools.partial(type(self).forward, self)
+    running = current_forward.get()
+    if isinstance(running, Observer) and running.backbone is self:
+        return plain(*args, **kwargs)
+    hosted = start(self, args, kwargs)
+    token = current_forward.set(hosted)
+    try:
+        output = plain(*args, **kwargs)
+        if hosted is not None and not hosted.ran:
+            raise UnsupportedArchitectureError(
+                f"the layers of {type(self).__name__} did not run where the recurrence was attached: its forward no longer "
+                f"iterates over {type(self).__name__}.{hosted.attachment.stack_name}; undo what changed that, or call "
+                "undertow.detach"
+            )
+        return output
+    finally:
+        current_forward.reset(token)
+
+
+def start(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward | None:
+    """The hosted forward of one call, whose own arguments are taken out of `kwargs`; None while the recurrence rests."""
+    wrapped: Any = backbone._modules.get(ATTACHMENT)
+    if wrapped is None:
+        raise ConfigError("the recurrence was taken out of the model, but not by undertow.detach; call that instead")
+    attachment: Attachment = in_use(wrapped)
+    inputs = {**dict(zip(attachment.input_names, args, strict=False)), **kwargs}
+    waiting = given.get()
+    if waiting is not None and waiting.owners is attachment.owners:
+        inputs |= waiting.arguments
+        waiting.end()
+    for name in ARGUMENTS:
+        kwargs.pop(name, None)
+    if attachment is not wrapped and attachment.only_in_adapters and attachment is wrapped.original_module:
+        return None
+    if not attachment.layouts:
+        learn(attachment)  # by forwards of the model's own, which are given nothing
+    if attachment.loop is None:
+        for name in LOOP_ARGUMENTS:
+            if inputs.get(name):
+                raise ConfigError(f"{name} is given, but the model has no recurrence in depth; attach undertow.Looped first")
+    return Forward(attachment, recording_list(backbone, attachment), inputs)
+
+
+def recording_list(backbone: nn.Module, attachment: Attachment) -> Stack:
+    """The backbone's list of layers, which may have been rebuilt, as `compile_regions` does, around as many layers."""
+    stack = getattr(backbone, attachment.stack_name, None)
+    if type(stack) is nn.ModuleList:
+        stack.__class__ = Stack
+    if not isinstance(stack, Stack) or len(stack) != len(attachment.layouts):
+        found = f"{len(stack)} layers" if isinstance(stack, Stack) else f"a {type(stack).__name__}"
+        raise ConfigError(
+            f"{type(backbone).__name__}.{attachment.stack_name} is {found} now, and was {len(attachment.layouts)} layers "
+            "when the recurrence was attached; call undertow.detach before changing the layers, and attach again after it"
+        )
+    return stack
