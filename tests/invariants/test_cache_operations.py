@@ -26,7 +26,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 import undertow
 from undertow.host.attach import find_attachment
-from undertow.host.state import HISTORY, StateLayer
+from undertow.host.state import StateLayer
 
 WITH_CACHE = [name for name in ARCHITECTURES if name != "mpt"]  # mpt generates without one
 # A prompt that repeats itself, so that looking up its n-grams finds something.
@@ -104,11 +104,11 @@ def test_assisted_decoding_with_a_recurrent_mask(name: str, pathway: str) -> Non
 
 
 def test_control_a_crop_that_leaves_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rejected tokens leave states behind: the text changes for at least one pathway."""
-    greedy = {p: generate(hosted("llama", p), REPEATING, new=12) for p in PATHWAYS}
+    """Rejected tokens that leave states behind are noticed."""
     monkeypatch.setattr(StateLayer, "crop", lambda self, tokens_to_remove: None)
-    looked_up = {p: generate(hosted("llama", p), REPEATING, new=12, prompt_lookup_num_tokens=3) for p in PATHWAYS}
-    assert any(not torch.equal(looked_up[p], greedy[p]) for p in PATHWAYS)
+    for pathway in PATHWAYS:
+        with pytest.raises(undertow.DataError, match="but the recurrent states of"):
+            generate(hosted("llama", pathway), REPEATING, new=12, prompt_lookup_num_tokens=3)
 
 
 # --- on the cache itself
@@ -149,18 +149,26 @@ def test_cropping_back_to_the_start(pathway: str) -> None:
     assert difference(feed(model, ids, cache), logits(model, ids)) < SAME
 
 
-def test_cropping_further_than_states_are_kept_is_refused() -> None:
-    """Far fewer states than keys are kept; a crop beyond them must not go wrong in silence."""
-    layer, lag = StateLayer(3), 3
-    for _ in range(5):
-        layer.append(torch.rand(2, HISTORY, 4), None)
-    assert layer.get_seq_length() == 5 * HISTORY
-    kept = layer.keys.shape[-2]
-    assert kept == HISTORY + lag
-    layer.crop(-HISTORY)
-    assert layer.recent()[0].shape == (2, lag, 4)  # type: ignore[index]
-    with pytest.raises(RuntimeError, match="cannot take back 1 token"):
-        layer.crop(-1)
+@pytest.mark.parametrize("pathway", PATHWAYS)
+def test_cropping_any_number_of_tokens(pathway: str) -> None:
+    """Drafts and shared prompts may be of any length, so the states of all tokens are kept."""
+    model, ids, long = hosted("llama", pathway), tokens(2, 13), tokens(2, 300, seed=7) % 90
+    cache = DynamicCache(config=model.config)
+    first = feed(model, ids[:, :5], cache)
+    feed(model, long, cache)
+    cache.crop(-300)
+    rest = feed(model, ids[:, 5:], cache)
+    assert difference(torch.cat([first, rest], dim=1), logits(model, ids)) < SAME
+
+
+@pytest.mark.parametrize("pathway", ["turboconn-3", "t2mlr-whole"])
+def test_long_drafts(pathway: str) -> None:
+    model, assistant = hosted("llama", pathway), hosted("llama", pathway, seed=1)
+    drafts = assistant.generation_config
+    drafts.num_assistant_tokens, drafts.num_assistant_tokens_schedule = 150, "constant"
+    drafts.assistant_confidence_threshold = 0.0
+    ids = tokens(1, 9)
+    assert torch.equal(generate(model, ids, new=160, assistant_model=assistant), generate(model, ids, new=160))
 
 
 @pytest.mark.parametrize(("name", "pathway"), some())
@@ -241,3 +249,66 @@ def test_padding_travels_with_a_reordered_row(pathway: str) -> None:
     rest = feed(model, ids[:, 7:], cache, attention_mask=mask, position_ids=places[:, 7:])
     assert difference(rest[1:], logits(model, ids[1:, 6:])[:, 1:]) < SAME
     assert difference(rest[:1], logits(model, ids[:1])[:, 7:]) < SAME
+
+
+# --- caches that do not hold this recurrence's states
+
+
+def continued(model: PreTrainedModel, cache: Any) -> torch.Tensor:
+    return feed(model, tokens(2, 4, seed=9), cache)
+
+
+@pytest.mark.parametrize("pathway", PATHWAYS)
+def test_a_cache_without_states_is_refused(pathway: str) -> None:
+    model, ids = hosted("llama", pathway), tokens(2, 7)
+    of_base = DynamicCache(config=model.config)
+    feed(unhosted("llama"), ids, of_base)
+    filled = DynamicCache(config=model.config)
+    feed(model, ids, filled)
+    rebuilt = DynamicCache([(layer.keys, layer.values) for layer in filled.layers])
+    without = copy.deepcopy(filled)
+    without.layers.pop()
+    for cache in (of_base, rebuilt, without):
+        with pytest.raises(undertow.DataError, match="holds 7 tokens but no recurrent states"):
+            continued(model, cache)
+    assert torch.isfinite(continued(model, filled)).all(), "its own cache is none of these"
+
+
+def test_a_cache_of_another_recurrence_is_refused() -> None:
+    ids = tokens(2, 7)
+    for other in ("t2mlr-middle", "turboconn-3", "soft-token"):
+        cache = DynamicCache()
+        feed(hosted("llama", other), ids, cache)
+        with pytest.raises(
+            undertow.DataError, match="the cache holds states of .* but this model's recurrence is TurboConn"
+        ):
+            continued(hosted("llama", "turboconn-1"), cache)
+
+
+def test_a_cache_filled_in_another_type_is_refused() -> None:
+    model, cache = hosted("llama", "t2mlr-middle"), DynamicCache()
+    with torch.autocast("cpu", torch.bfloat16):
+        feed(model, tokens(2, 7), cache)
+        continued(model, cache)
+    with pytest.raises(undertow.DataError, match=r"filled in torch\.bfloat16 and this forward computes in torch\.float32"):
+        continued(model, cache)
+
+
+def test_a_cache_whose_layers_alone_were_shortened_is_refused() -> None:
+    model, cache = hosted("llama", "t2mlr-middle"), DynamicCache()
+    feed(model, tokens(2, 7), cache)
+    for layer in cache.layers[:-1]:
+        layer.crop(-2)
+    with pytest.raises(undertow.DataError, match="holds 5 tokens but the recurrent states of 7"):
+        continued(model, cache)
+
+
+def test_a_graph_of_a_continuation_outlives_the_next_one() -> None:
+    """The states of a continuation with gradients stay as they were while later forwards write to the same cache."""
+    model, cache = hosted("llama", "t2mlr-middle"), DynamicCache()
+    feed(model, tokens(2, 7), cache)
+    loss = model(tokens(2, 3, seed=4), use_cache=True, **{CACHE: cache}).logits.square().mean()
+    cache.crop(-3)
+    feed(model, tokens(2, 5, seed=5), cache)
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)

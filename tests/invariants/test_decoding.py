@@ -174,13 +174,13 @@ def test_control_a_dropped_state(pathway: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("pathway", [p for p in PATHWAYS if p != "turboconn-3"])
 def test_control_a_state_one_token_late(pathway: str, monkeypatch: pytest.MonkeyPatch) -> None:
     append = StateLayer.append
-    monkeypatch.setattr(StateLayer, "append", lambda self, states, present: append(self, states.roll(1, 1), present))
+    monkeypatch.setattr(StateLayer, "append", lambda self, states, *known: append(self, states.roll(1, 1), *known))
     assert decoding_error(hosted("llama", pathway), tokens(2, 8)) > CHANGED
 
 
 def test_control_the_state_of_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
     append = StateLayer.append
-    monkeypatch.setattr(StateLayer, "append", lambda self, states, present: append(self, states.flip(0), present))
+    monkeypatch.setattr(StateLayer, "append", lambda self, states, *known: append(self, states.flip(0), *known))
     assert decoding_error(hosted("llama", "t2mlr-whole"), tokens(2, 8)) > CHANGED
 
 

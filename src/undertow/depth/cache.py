@@ -54,8 +54,8 @@ class Cursor:
         self.iteration, self.rows, self.moving, self.first = None, None, None, False
 
 
-class _Rows(CacheLayerMixin):
-    """What the two kinds of layers share: one length, and operations on rows."""
+class Rows(CacheLayerMixin):
+    """A cache layer of buffers ``[B, ...]`` with room: one length, and operations on rows."""
 
     is_croppable = True
     is_sliding = False
@@ -98,7 +98,7 @@ class _Rows(CacheLayerMixin):
             self.batch_select_indices(beam_idx.to(self.keys.device))
 
 
-class DepthLayer(_Rows):
+class DepthLayer(Rows):
     """Keys and values of one layer, ``[B, slots, heads, N, head width]`` each, for N tokens."""
 
     def __init__(self, cursor: Cursor, policy: CachePolicy, tokens: int) -> None:
@@ -178,7 +178,7 @@ class DepthLayer(_Rows):
                 new.copy_(new.gather(1, source[:, :, None, None, None].expand_as(new)))
 
 
-class Ledger(_Rows):
+class Ledger(Rows):
     """What is known of each token: its last state (`keys`, ``[B, 1, N, D]``) and depth (`values`, ``[B, 1, N, 1]``)."""
 
     def __init__(self, cursor: Cursor, tokens: int) -> None:

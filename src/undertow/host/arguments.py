@@ -86,9 +86,14 @@ def cache_of(call: Call, layout: CallLayout) -> Cache | None:
     return value if isinstance(value, Cache) else None
 
 
-def first_mask(call: Call, layout: CallLayout) -> Any:
-    """The first attention mask among the arguments; None where there is none."""
-    return next((value for path, value in leaves(call) if path in layout.masks), None)
+def attention_masks(calls: list[Call], layouts: list[CallLayout]) -> list[torch.Tensor]:
+    """The attention masks ``[B, 1, T, keys]`` that the layers were called with, each once; none where none was needed."""
+    found: dict[int, torch.Tensor] = {}
+    for call, layout in zip(calls, layouts, strict=True):
+        for path, value in leaves(call) if layout.masks else ():
+            if path in layout.masks and isinstance(value, torch.Tensor) and value.ndim == 4:
+                found[id(value)] = value
+    return list(found.values())
 
 
 def learn_layout(name: str, calls: list[Call], lengths: list[int]) -> CallLayout:

@@ -64,6 +64,7 @@ class Attachment(nn.Module):
         config = owners.model.config.get_text_config()
         heads = getattr(config, "num_attention_heads", 1)
         self.grouped_queries = getattr(config, "num_key_value_heads", heads) not in (None, heads)
+        self.masks_by_positions = getattr(config, "_attn_implementation", None) not in ("sdpa", "eager", None)
         self.arity = 0
         self.layouts: list[CallLayout] = []
 

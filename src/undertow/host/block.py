@@ -17,6 +17,7 @@ from undertow.host.checkpointing import checkpoints, without_checkpointing
 from undertow.host.looping import HostedLoop, RunLayer
 from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
 from undertow.host.stack import Recording
+from undertow.host.tokens import RowOrder
 from undertow.solvers.base import RecurrentBlock
 
 if TYPE_CHECKING:
@@ -55,10 +56,11 @@ class HostedBlock(RecurrentBlock):
         active: torch.Tensor | None,
         present: torch.Tensor | None,
         initial: torch.Tensor | None,
+        order: RowOrder | None = None,
         loop: HostedLoop | None = None,
     ) -> None:
         """`hidden` ``[B, T, D]`` is the prefix's output and `past` the number of tokens that the cache held before;
-        `active` and `present` ``[B, T]`` are as in `tokens.py`. `loop` is the recurrence in depth, if there is one."""
+        `active`, `present` ``[B, T]`` and `order` are as in `tokens.py`. `loop` is the recurrence in depth, if any."""
         assert attachment.pathway is not None
         self.pathway, self.loop = attachment.pathway, loop
         self.hidden, self.cache = hidden, cache
@@ -67,7 +69,9 @@ class HostedBlock(RecurrentBlock):
         self.origin, self.tokens, self.whole = 0, hidden.shape[1], True
         self.active = None if active is None else active[..., None].to(hidden.dtype)
         self.present = None if present is None else present[..., None].to(hidden.dtype)
-        self.starts = initial is None  # the first `lag` tokens have no state to receive
+        self.order = order
+        # The first `lag` tokens have no state to receive; `present` says so of those of an order.
+        self.starts = initial is None and order is None
         self.calls = [recording.calls[index] for index in self.pathway.block]
         self.layouts = [attachment.layouts[index] for index in self.pathway.block]
         self.recording = recording
@@ -130,9 +134,20 @@ class HostedBlock(RecurrentBlock):
             self.course.chain = group.chain if group.chain is not None else self.course.chain
         return output, readings
 
+    def recent(self, before: torch.Tensor | None, states: torch.Tensor, start: int) -> torch.Tensor:
+        if self.order is None and states.shape[1] >= self.lag:
+            return states[:, -self.lag :]
+        before = self._before(states) if before is None else before
+        if self.order is not None:
+            return self.order.recent(before, states, self.origin + start)
+        return torch.cat([before, states], dim=1)[:, -self.lag :]
+
     def shift(self, states: torch.Tensor) -> torch.Tensor:
-        before = states.new_zeros(states.shape[0], self.lag, states.shape[2]) if self.initial is None else self.initial
+        before = self._before(states) if self.initial is None else self.initial
+        order = self._order
+        states = states if order is None else order.together(states)
         received = torch.cat([before, states], dim=1)[:, : self.tokens]
+        received = received if order is None else order.apart(received)
         present = self._present(self.origin, self.origin + self.tokens)
         return received if present is None else received * present
 
@@ -151,7 +166,12 @@ class HostedBlock(RecurrentBlock):
 
     def scan(self, readings: list[torch.Tensor]) -> torch.Tensor:
         present = None if self.present is None else self.present[:, self.origin : self.origin + self.tokens]
-        return self.pathway.scan(readings, self.initial, present)
+        order = self._order
+        if order is None:
+            return self.pathway.scan(readings, self.initial, present)
+        readings = [order.together(reading) for reading in readings]
+        present = None if present is None else order.together(present)
+        return order.apart(self.pathway.scan(readings, self.initial, present))
 
     def span(self, start: int, stop: int, initial: torch.Tensor | None) -> HostedBlock:
         part = copy.copy(self)
@@ -174,6 +194,17 @@ class HostedBlock(RecurrentBlock):
 
     # --- how they are carried out; token numbers are the forward's
 
+    @property
+    def _order(self) -> RowOrder | None:
+        """The order of the block's, or the span's, tokens."""
+        if self.order is None or self.tokens == self.hidden.shape[1]:
+            return self.order
+        return RowOrder(self.order.real[:, self.origin : self.origin + self.tokens])
+
+    def _before(self, states: torch.Tensor) -> torch.Tensor:
+        """The states before a sequence ``[B, lag, W]``: none."""
+        return states.new_zeros(states.shape[0], self.lag, states.shape[2])
+
     def _all(self, start: int, stop: int) -> bool:
         return stop - start == self.hidden.shape[1]
 
@@ -182,6 +213,7 @@ class HostedBlock(RecurrentBlock):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """One group's output and states, and the link of the rollout's chain that the next group follows."""
         if state is not None:
+            state = state[:, : stop - start] if self.order is None else self.order.received(state, start, stop)
             present = self._present(start, stop)
             state = state if present is None else state * present
         if self._all(start, stop):

@@ -6,18 +6,17 @@ these it lies.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from undertow.host.arguments import cache_of, first_mask
+from undertow.host.arguments import attention_masks, cache_of
 from undertow.host.block import HostedBlock
 from undertow.host.collecting import collecting
 from undertow.host.looping import HostedLoop
 from undertow.host.stack import Recording
 from undertow.host.state import state_layer
-from undertow.host.tokens import active_tokens, documents, present_states
+from undertow.host.tokens import active_tokens, documents, present_states, real_tokens, row_order
 from undertow.solvers import Sequential, Solver
 
 if TYPE_CHECKING:
@@ -54,25 +53,33 @@ class Forward:
             hidden = loop.through(0, len(recording.layers), hidden)
             loop.finish()
             return hidden
-        states = None if cache is None else state_layer(cache, len(recording.layers), pathway.lag)
         past = 0 if cache is None else int(cache.get_seq_length())
-        recent = None if states is None else states.recent()
+        states = recent = None
+        if cache is not None:
+            computed_in = computing_type(hidden)
+            states = state_layer(cache, len(recording.layers), attachment.settings, pathway.lag, computed_in)
+            recent = states.recent()
 
-        active = active_tokens(
-            self.inputs.get("attention_mask"),
-            partial(first_mask, recording.calls[0], attachment.layouts[0]),
-            self.inputs.get("recurrent_mask"),
-            batch,
-            tokens,
-            past,
-        )
+        given, places = self.inputs.get("attention_mask"), self.inputs.get("position_ids")
+        masks: list[torch.Tensor] = []
+        if isinstance(given, torch.Tensor) and given.ndim == 2:
+            places = None  # attention does not look at them
+        elif given is not None or (places is not None and cache is None):
+            masks = attention_masks(recording.calls, attachment.layouts)
+        real = real_tokens(given, masks, batch, tokens, past)
+        active = active_tokens(real, self.inputs.get("recurrent_mask"), batch, tokens, past)
+        order = row_order(real, recent is not None)
+        document = None
+        if cache is None or (masks and not cache.is_compileable):  # the masks of a static cache are the library's own
+            document = documents(given, places, masks, real, past, attachment.masks_by_positions)
         present = present_states(
             active,
-            documents(self.inputs.get("position_ids")),
+            document,
             None if recent is None or recent[1] is None else recent[1][..., 0],
             recent is not None,
             tokens,
             pathway.lag,
+            order,
         )
 
         def layers(start: int, stop: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -84,11 +91,11 @@ class Forward:
 
         hidden = layers(0, pathway.first_layer, hidden)
         initial = None if recent is None else recent[0]
-        block = HostedBlock(attachment, recording, hidden, cache, past, active, present, initial, loop)
+        block = HostedBlock(attachment, recording, hidden, cache, past, active, present, initial, order, loop)
         hidden, new_states, attachment.report = self.solver(past).solve(block)
         block.finish()
         if states is not None:
-            states.append(new_states.detach(), None if active is None else active[..., None])
+            states.append(new_states.detach(), active, real, order is not None)
         if loop is not None and loop.ledger is not None:
             loop.ledger.cursor.start = past  # a rollout on the cache has moved it on
         hidden = layers(pathway.stop_layer, len(recording.layers), hidden)
@@ -101,3 +108,9 @@ class Forward:
         if past > 0:
             return EXACT
         return self.attachment.solver if torch.is_grad_enabled() else self.attachment.prefill
+
+
+def computing_type(hidden: torch.Tensor) -> torch.dtype:
+    """The type that the layers compute in: autocast's, or that of their input."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype

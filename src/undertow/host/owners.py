@@ -37,7 +37,9 @@ class Owners:
 
 
 def in_use(module: Any) -> Any:
-    """The module itself or, where PEFT wraps it to train and save a copy for each adapter, the copy in use."""
+    """The module itself; the copy in use where PEFT wraps it to train and save one for each adapter, or what is compiled."""
+    if "_orig_mod" in module._modules:  # by torch.compile, in accelerate's `compile_regions`
+        module = module._modules["_orig_mod"]
     copies = getattr(module, "modules_to_save", None)
     if copies is None:
         return module

@@ -9,31 +9,36 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
-# Tokens that a crop may take back beyond the last forward: assisted decoding drafts with many forwards between two crops.
-HISTORY = 128
+from undertow.depth.cache import Rows
+from undertow.errors import DataError
+from undertow.host.tokens import last_real
+
+# Tokens to make room for at least, whenever there is no more.
+FIRST_ROOM = 32
+# What a token's entry in `values` says of it.
+PADDING, STATELESS, PRESENT = -1.0, 0.0, 1.0
 
 
-class StateLayer(CacheLayerMixin):
-    """The states of the last tokens of each row.
+class StateLayer(Rows):
+    """The states of every token of each row.
 
-    `keys` holds the states ``[B, 1, N, W]`` and `values` whether each is one, ``[B, 1, N, 1]``: a padding token has none.
-    The names are those that every operation on a cache layer expects.
+    `keys` holds the states ``[B, 1, room, W]`` and `values` what is known of each token, ``[B, 1, room, 1]``: padding has no
+    state, nor has a token without recurrence. The names are those that every operation on a cache layer expects; only the
+    first `seen` tokens count, and the room behind them grows by steps.
+
+    Attributes:
+        recurrence: the settings of the recurrence that the states are of.
+        computed_in: the type that the layers computed in.
+        gaps: whether padding may stand between a row's tokens.
     """
 
-    is_croppable = True
-    is_sliding = False
-    supports_early_init = False
-    keys: Any
-    values: Any
-
-    def __init__(self, lag: int, is_compileable: bool = False) -> None:
+    def __init__(self, recurrence: Any, lag: int, computed_in: torch.dtype, is_compileable: bool = False) -> None:
         super().__init__()
-        self.lag = lag
+        self.recurrence, self.lag, self.computed_in = recurrence, lag, computed_in
         self.is_compileable = is_compileable  # as the other layers: it decides how a static cache is masked
-        self.seen = 0
-        self.all_present = True
+        self.all_present, self.gaps = True, False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.device = key_states.device
@@ -44,77 +49,95 @@ class StateLayer(CacheLayerMixin):
         """The states of the last `lag` tokens ``[B, lag, W]`` and, unless all are there, which are ``[B, lag, 1]``."""
         if not self.is_initialized or self.seen == 0:
             return None
-        states, present = self.keys[:, 0, -self.lag :], self.values[:, 0, -self.lag :]
+        start = 0 if self.gaps else max(self.seen - self.lag, 0)
+        states, known = self.keys[:, 0, start : self.seen], self.values[:, 0, start : self.seen]
         missing = self.lag - states.shape[1]
         if missing > 0:
             states = torch.nn.functional.pad(states, (0, 0, missing, 0))
-            present = torch.nn.functional.pad(present, (0, 0, missing, 0))
-        return states, None if self.all_present and missing <= 0 else present
+            known = torch.nn.functional.pad(known, (0, 0, missing, 0), value=PADDING)
+        if self.gaps:
+            real = known[..., 0] != PADDING
+            states, known = last_real(states, real, self.lag), last_real(known, real, self.lag)
+        elif torch.is_grad_enabled():
+            states = states.clone()  # a graph may keep it, and the room is written to
+        return states, None if self.all_present and missing <= 0 else known == PRESENT
 
-    def append(self, states: torch.Tensor, present: torch.Tensor | None) -> None:
-        """Take in the states ``[B, T, W]`` of one whole forward; `present` ``[B, T, 1]`` says which are states."""
-        self.all_present = self.all_present and present is None
-        if present is None:
-            present = states.new_ones(states.shape[0], states.shape[1], 1)
-        self.update(states[:, None], present[:, None].to(states.dtype))
+    def append(self, states: torch.Tensor, active: torch.Tensor | None, real: torch.Tensor | None, gaps: bool) -> None:
+        """Take in the states ``[B, T, W]`` of one whole forward.
+
+        `active` and `real` ``[B, T]`` say which tokens have one and which are no padding, and `gaps` whether there is
+        padding between some of them.
+        """
+        self.all_present = self.all_present and active is None
+        self.gaps = self.gaps or gaps or (real is not None and not bool(real[:, -1].all()))
+        known = states.new_full((*states.shape[:2], 1), PRESENT)
+        if active is not None:
+            known.masked_fill_(~active[..., None], STATELESS)
+        if real is not None:
+            known.masked_fill_(~real[..., None], PADDING)
+        self.update(states[:, None], known[:, None])
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        tokens = key_states.shape[-2]
-        keep = self.lag + max(tokens, HISTORY)
-        self.seen += tokens
-        self.keys = torch.cat([self.keys, key_states], dim=-2)[:, :, -keep:]
-        self.values = torch.cat([self.values, value_states], dim=-2)[:, :, -keep:]
+        stop = self.seen + key_states.shape[-2]
+        if stop > self.keys.shape[-2]:
+            # As much as there is to hold at first, then a quarter more at a time, so that little is copied for each token.
+            room = stop if self.seen == 0 else stop + stop // 4 + FIRST_ROOM
+            self.keys, self.values = self._with_room(self.keys, room), self._with_room(self.values, room)
+        self.keys[:, :, self.seen : stop], self.values[:, :, self.seen : stop] = key_states, value_states
+        self.seen = stop
         return self.keys, self.values
 
-    def crop(self, tokens_to_remove: int) -> None:
-        count = abs(tokens_to_remove)
-        if count == 0 or not self.is_initialized:
-            return
-        kept = self.keys.shape[-2] - count
-        if kept < min(self.lag, self.seen - count):
-            raise RuntimeError(
-                f"cannot take back {count} tokens: the recurrent states of the last {self.keys.shape[-2]} are kept; crop at "
-                f"most {self.keys.shape[-2] - self.lag} at a time or start a new cache"
-            )
-        self.keys, self.values = self.keys[:, :, :kept], self.values[:, :, :kept]
-        self.seen -= count
+    def _with_room(self, old: torch.Tensor, room: int) -> torch.Tensor:
+        new = old.new_zeros(*old.shape[:2], room, old.shape[-1])
+        new[:, :, : self.seen] = old[:, :, : self.seen]
+        return new
 
     def reset(self) -> None:
-        self.keys = self.values = None
-        self.is_initialized = False
-        self.seen, self.all_present = 0, True
-
-    def get_seq_length(self) -> int:
-        return self.seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.seen + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.is_initialized:
-            self.keys, self.values = (
-                self.keys.repeat_interleave(repeats, 0),
-                self.values.repeat_interleave(repeats, 0),
-            )
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        if self.is_initialized:
-            self.keys, self.values = self.keys[indices], self.values[indices]
+        super().reset()
+        self.all_present, self.gaps = True, False
 
 
-def state_layer(cache: Cache, layers: int, lag: int) -> StateLayer:
-    """The state layer of `cache`, appended behind the model's `layers` if it is not there yet."""
-    for layer in cache.layers[layers:]:
-        if isinstance(layer, StateLayer):
-            return layer
+def state_layer(cache: Cache, layers: int, recurrence: Any, lag: int, computed_in: torch.dtype) -> StateLayer:
+    """The state layer of `cache`, appended behind the model's `layers` if nothing is cached yet.
+
+    Raises:
+        DataError: the cache holds tokens without this recurrence's states.
+    """
+    past = int(cache.get_seq_length())
+    layer = next((layer for layer in cache.layers[layers:] if isinstance(layer, StateLayer)), None)
+    if past == 0 and (layer is None or not layer.seen):
+        cache.layers[layers:] = [other for other in cache.layers[layers:] if other is not layer]
+        return add_state_layer(cache, layers, recurrence, lag, computed_in)
+    if layer is None:
+        raise DataError(
+            f"the cache holds {past} tokens but no recurrent states: it was filled without the recurrence, or made from "
+            "keys and values alone; start with an empty cache and give this model all tokens"
+        )
+    if layer.recurrence != recurrence:
+        raise DataError(
+            f"the cache holds states of {layer.recurrence}, but this model's recurrence is {recurrence}; start with an "
+            "empty cache and give this model all tokens"
+        )
+    if layer.seen != past:
+        raise DataError(
+            f"the cache holds {past} tokens but the recurrent states of {layer.seen}: a forward was interrupted, ran "
+            "without the recurrence, or only part of the cache was changed; start with an empty one, and shorten it by crop"
+        )
+    if layer.computed_in != computed_in:
+        raise DataError(
+            f"the cache was filled in {layer.computed_in} and this forward computes in {computed_in}; use the same type, or "
+            "the same torch.autocast, for both"
+        )
+    return layer
+
+
+def add_state_layer(cache: Cache, layers: int, recurrence: Any, lag: int, computed_in: torch.dtype) -> StateLayer:
+    """Append a state layer behind the model's `layers`."""
     while len(cache.layers) < layers:  # a lazy cache makes its layers at their first update; ours must come after them
         assert cache.layer_class_to_replicate is not None
         cache.layers.append(cache.layer_class_to_replicate())
-    layer = StateLayer(lag, is_compileable=all(other.is_compileable for other in cache.layers))
+    layer = StateLayer(recurrence, lag, computed_in, all(other.is_compileable for other in cache.layers))
     cache.layers.append(layer)
     return layer

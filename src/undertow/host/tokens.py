@@ -1,8 +1,12 @@
-"""Which tokens take part in the recurrence: padding, packed documents and `recurrent_mask`, for every row."""
+"""Which tokens take part in the recurrence, and after which: padding, packed documents and `recurrent_mask`, for every row.
+
+A state follows the idea of order and of document that attention has: padding is no token, wherever it stands, and a token
+receives no state of one that attention keeps from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,30 +15,77 @@ from transformers.masking_utils import find_packed_sequence_indices
 from undertow.errors import DataError
 
 
-def active_tokens(
-    attention_mask: Any,
-    find_layer_mask: Callable[[], Any],
-    recurrent_mask: torch.Tensor | None,
-    batch: int,
-    tokens: int,
-    past: int,
+class RowOrder:
+    """The order of each row's tokens where padding stands between them.
+
+    Attributes:
+        real: which tokens are no padding, ``[B, T]``.
+    """
+
+    def __init__(self, real: torch.Tensor) -> None:
+        self.real = real
+        self.places = (~real).byte().argsort(dim=1, stable=True)  # real tokens first, in order
+
+    def together(self, values: torch.Tensor) -> torch.Tensor:
+        """Values ``[B, T, ...]`` with those of each row's real tokens first."""
+        return _pick(values, self.places)
+
+    def apart(self, values: torch.Tensor) -> torch.Tensor:
+        """What `together` was given, from what it returned."""
+        return _pick(values, self.places.argsort(dim=1))
+
+    def received(self, recent: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """What tokens `start` to `stop`, at most `lag`, receive of the `recent` states ``[B, lag, W]`` before them."""
+        real = self.real[:, start:stop].long()
+        return _pick(recent, real.cumsum(1) - real)
+
+    def recent(self, before: torch.Tensor, states: torch.Tensor, start: int) -> torch.Tensor:
+        """The last states ``[B, lag, W]``, from those `before` and those ``[B, n, W]`` of the tokens from `start` on."""
+        real = self.real[:, start : start + states.shape[1]]
+        known = torch.cat([real.new_ones(before.shape[:2]), real], dim=1)
+        return last_real(torch.cat([before, states], dim=1), known, before.shape[1])
+
+
+def last_real(values: torch.Tensor, real: torch.Tensor, count: int) -> torch.Tensor:
+    """The values of each row's last `count` real tokens in order, after others' where it has fewer."""
+    return _pick(values, real.byte().argsort(dim=1, stable=True)[:, -count:])
+
+
+def _pick(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return torch.take_along_dim(values, places if values.ndim == 2 else places[..., None], dim=1)
+
+
+def real_tokens(
+    attention_mask: Any, masks: Sequence[torch.Tensor], batch: int, tokens: int, past: int
 ) -> torch.Tensor | None:
-    """Which of the new tokens carry and receive a state, ``[B, T]``; None where all do.
+    """Which of the new tokens are no padding, ``[B, T]``; None where all are.
 
     `attention_mask` is what the model was given. Where that is no ``[B, past + T]`` mask (a static cache makes it 4-D
-    before the forward), padding is read off the mask of a layer, which `find_layer_mask` finds: a padding token does not
-    attend to itself.
+    before the forward), padding is read off the `masks` of the layers: a padding token does not attend to itself.
     """
-    active: torch.Tensor | None = None
+    real: torch.Tensor | None = None
     if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
-        active = attention_mask[:, past : past + tokens].bool()  # Bloom's reaches as far as its static cache
-    elif attention_mask is not None and isinstance(layer_mask := find_layer_mask(), torch.Tensor) and layer_mask.ndim == 4:
-        own = layer_mask[:, 0].diagonal(offset=min(past, layer_mask.shape[-1] - tokens), dim1=-2, dim2=-1)
-        active = own if own.dtype == torch.bool else own == 0
-    if recurrent_mask is not None:
-        wanted = _new_part(recurrent_mask, batch, tokens, past)
-        active = wanted if active is None else active & wanted.to(active.device)
-    return None if active is None or bool(active.all()) else active.expand(batch, -1)
+        real = attention_mask[:, past : past + tokens].bool()  # Bloom's reaches as far as its static cache
+    elif attention_mask is not None and masks:
+        offset = min(past, masks[0].shape[-1] - tokens)
+        real = visible(masks[0][:, 0].diagonal(offset=offset, dim1=-2, dim2=-1))
+    return None if real is None or bool(real.all()) else real.expand(batch, -1)
+
+
+def visible(mask: torch.Tensor) -> torch.Tensor:
+    """Which keys a mask of attention lets through: a boolean one says so, another adds hardly anything to their scores."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def active_tokens(
+    real: torch.Tensor | None, recurrent_mask: torch.Tensor | None, batch: int, tokens: int, past: int
+) -> torch.Tensor | None:
+    """Which of the new tokens carry and receive a state, ``[B, T]``; None where all do."""
+    if recurrent_mask is None:
+        return real
+    wanted = _new_part(recurrent_mask, batch, tokens, past)
+    active = wanted if real is None else real & wanted.to(real.device)
+    return None if bool(active.all()) else active.expand(batch, -1)
 
 
 def _new_part(mask: torch.Tensor, batch: int, tokens: int, past: int) -> torch.Tensor:
@@ -47,14 +98,58 @@ def _new_part(mask: torch.Tensor, batch: int, tokens: int, past: int) -> torch.T
     return mask[:, -tokens:].bool()
 
 
-def documents(position_ids: torch.Tensor | None) -> torch.Tensor | None:
-    """The packed document of each new token, ``[B, T]``, told by positions that start again; None for a single one."""
-    if position_ids is None or position_ids.shape[-1] == 1:
+def row_order(real: torch.Tensor | None, continues: bool) -> RowOrder | None:
+    """The order of the new tokens, unless it is that in which they stand: padding, if any, before or after them all.
+
+    `continues` says whether there are cached tokens before them.
+    """
+    if real is None:
         return None
-    if position_ids.ndim == 3:  # multimodal rotary positions: the first axis holds the text's
-        position_ids = position_ids[0]
-    found: torch.Tensor | None = find_packed_sequence_indices(position_ids)
-    return found
+    before = (~real).cumsum(1)
+    leading = 0 if continues else (before * (real.cumsum(1) == 0)).amax(dim=1, keepdim=True)
+    return RowOrder(real) if bool((real & (before != leading)).any()) else None
+
+
+def documents(
+    attention_mask: Any,
+    position_ids: torch.Tensor | None,
+    masks: Sequence[torch.Tensor],
+    real: torch.Tensor | None,
+    past: int,
+    by_positions: bool,
+) -> torch.Tensor | None:
+    """The packed document of each new token, ``[B, T]``, as attention tells them apart; None for a single one.
+
+    The library tells documents by their positions where it is given neither a mask nor a cache, and a mask of the user's own
+    may keep them apart as it likes. Both show in the layers' `masks` ``[B, 1, T, keys]``: a document begins where a token
+    does not attend to the one before. With `by_positions` attention makes no masks, and goes by the positions itself.
+    """
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
+        return None
+    if attention_mask is None:
+        if position_ids is None or position_ids.shape[-1] == 1:
+            return None
+        if position_ids.ndim == 3:  # multimodal rotary positions: the first axis holds the text's
+            position_ids = position_ids[0]
+        found: torch.Tensor | None = find_packed_sequence_indices(position_ids)
+        if found is None or by_positions:
+            return found
+    if not masks:
+        return None
+    keys = max(mask.shape[-1] for mask in masks)  # a layer with a sliding window does not see all that others do
+    seen = torch.stack([visible(mask[:, 0]).expand(masks[0].shape[0], -1, -1) for mask in masks if mask.shape[-1] == keys])
+    tokens = seen.shape[2]
+    place = torch.arange(tokens, device=seen.device).expand(seen.shape[1], -1)
+    if real is not None:
+        place = place.masked_fill(~real, -1)
+    first = place.new_full((place.shape[0], 1), -1)
+    before = torch.cat([first, place.cummax(1).values[:, :-1]], dim=1)  # the real token before each; -1 is a cached one
+    key = (before + keys - tokens).clamp(min=0)
+    attends = seen.any(0).gather(2, key[..., None])[..., 0]
+    begins = ~attends & (True if past else before >= 0)
+    if real is not None:
+        begins &= real
+    return begins.long().cumsum(1) if bool(begins.any()) else None
 
 
 def present_states(
@@ -64,6 +159,7 @@ def present_states(
     has_cached: bool,
     tokens: int,
     lag: int,
+    order: RowOrder | None = None,
 ) -> torch.Tensor | None:
     """Whether there is a state for each new token to receive, ``[B, T]``; None where there is one for all.
 
@@ -71,11 +167,13 @@ def present_states(
     which of the cached states are there, None if all are. Without cached states the first `lag` tokens have nothing to
     receive, which the caller knows; their entries here are then only placeholders.
     """
-    if active is None and document is None and (cached is None or not has_cached):
+    if order is not None:
+        active = None if active is None else order.together(active)
+        document = None if document is None else order.together(document)
+    elif active is None and document is None and (cached is None or not has_cached):
         return None
-    some = next(mask for mask in (active, document, cached) if mask is not None)
-    rows = max(mask.shape[0] for mask in (active, document, cached) if mask is not None)
-    present = torch.ones(rows, tokens, dtype=torch.bool, device=some.device)
+    some = [mask for mask in (active, document, cached, None if order is None else order.real) if mask is not None]
+    present = torch.ones(max(len(mask) for mask in some), tokens, dtype=torch.bool, device=some[0].device)
     head = min(lag, tokens)
     if has_cached and cached is not None:
         present[:, :head] &= cached[:, :head].bool()
@@ -85,4 +183,8 @@ def present_states(
     if document is not None:
         present[:, :head] &= document[:, :head] == 0  # what is cached belongs to the first document
         present[:, lag:] &= (document[:, lag:] == document[:, :-lag]) if tokens > lag else document[:, :0].bool()
-    return present
+    if order is None:
+        return present
+    if not has_cached:
+        present[:, :head] = False
+    return order.apart(present)

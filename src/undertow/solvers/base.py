@@ -101,8 +101,15 @@ class RecurrentBlock(ABC):
     def step(self, start: int, stop: int, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the block over tokens `start` to `stop`, at most `lag` of them, after the steps before it.
 
-        `state` ``[B, stop - start, W]`` holds the states of the tokens `lag` back, or is None where there are none.
+        `state` ``[B, lag, W]`` holds the states of the last tokens before them (`recent`), or is None where there are none.
         Returns the block's output ``[B, stop - start, D]`` and these tokens' states ``[B, stop - start, W]``.
+        """
+
+    @abstractmethod
+    def recent(self, before: torch.Tensor | None, states: torch.Tensor, start: int) -> torch.Tensor:
+        """The states of each row's last `lag` tokens ``[B, lag, W]``, padding left out.
+
+        They are of the tokens from `start` on, whose `states` are ``[B, n, W]``, and of those `before` them.
         """
 
     @abstractmethod

@@ -49,18 +49,10 @@ class Chunked(Solver):
             output, state, report = inner.solve(block.span(start, stop, initial))
             outputs.append(output)
             states.append(state)
-            initial = self._recent(initial, state, block.lag)
+            initial = block.recent(initial, state, start)
             if exact == start:  # a chunk after an exact one has an exact start
                 exact += report.exact_prefix
             residuals += report.residuals
             sweeps = max(sweeps, report.sweeps)
         report = SolverReport(self.kind, block.tokens, sweeps, exact, tuple(residuals), time.perf_counter() - started)
         return torch.cat(outputs, dim=1), torch.cat(states, dim=1), report
-
-    @staticmethod
-    def _recent(initial: torch.Tensor | None, states: torch.Tensor, lag: int) -> torch.Tensor:
-        """The last `lag` states, from before this chunk where it is shorter; zeros before the sequence."""
-        if states.shape[1] >= lag:
-            return states[:, -lag:]
-        before = states.new_zeros(states.shape[0], lag, states.shape[2]) if initial is None else initial
-        return torch.cat([before, states], dim=1)[:, -lag:]

@@ -44,13 +44,13 @@ def roll_out(block: RecurrentBlock, truncate: int | None = None) -> tuple[torch.
     state = block.initial
     for group, start in enumerate(range(0, block.tokens, block.lag)):
         stop = min(start + block.lag, block.tokens)
-        if state is not None:
-            state = state[:, : stop - start]  # the last group may be short
-            if truncate is not None and group % truncate == 0:
-                state = state.detach()
-        output, state = block.step(start, stop, state)
+        if state is not None and truncate is not None and group % truncate == 0:
+            state = state.detach()
+        output, new = block.step(start, stop, state)
         outputs.append(output)
-        states.append(state)
+        states.append(new)
+        if stop < block.tokens:
+            state = block.recent(state, new, start)
     if len(outputs) == 1:
         return outputs[0], states[0]
     return torch.cat(outputs, dim=1), torch.cat(states, dim=1)
