@@ -137,15 +137,23 @@ def return_arity(model: PreTrainedModel, backbone: nn.Module, stack: nn.ModuleLi
 
 @contextmanager
 def quiet(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode without gradients or layers' outputs, and all as it was afterwards, random numbers included."""
+    """Evaluation mode without gradients, named outputs but for layers' own, and all as it was afterwards, random numbers
+    included."""
     training = [module for module in model.modules() if module.training]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    configs, names = (model.config, model.config.get_text_config()), [f"output_{name}" for name in OUTPUTS]
-    asked = [(config, name, value) for config in configs for name in names if (value := getattr(config, name, None))]
+    configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
+    # The library's loss of the routers fails beside a cache, for one.
+    wanted: dict[str, bool] = {"return_dict": True, **{f"output_{name}": False for name in OUTPUTS}}
+    asked = [
+        (config, name, value)
+        for config in configs
+        for name in wanted
+        if (value := getattr(config, name, None)) is not None and value != wanted[name]
+    ]
     with torch.no_grad(), torch.random.fork_rng(devices):
         model.eval()
-        for config, name, _ in asked:  # the library's loss of the routers fails beside a cache, for one
-            setattr(config, name, False)
+        for config, name, _ in asked:
+            setattr(config, name, wanted[name])
         try:
             yield
         finally:

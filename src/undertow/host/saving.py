@@ -1,12 +1,7 @@
-"""A hosted model on disk: one folder of safetensors whose `config.json` only Undertow can read.
+"""A hosted model on disk: one folder of safetensors whose `config.json` (`folder_config.py`) only Undertow can read.
 
-`config.json` has `model_type: "undertow"`, the base model's own config under `base` and the recurrence's under
-`recurrence` (in time) and `looped` (in depth). After `import undertow`, `AutoModelForCausalLM.from_pretrained` loads it;
-without, it fails by name, so that a recurrence is never dropped in silence.
-
-The base model's own class, such as `LlamaForCausalLM`, would find its config under `base` and leave the recurrence's weights
-unused. So the `dtype` there, which the outer one repeats, is a sentence that says how to load the folder: every config class
-reads a dtype by its name and fails with that sentence. Folders saved before this have the dtype in both places, and load.
+After `import undertow`, `AutoModelForCausalLM.from_pretrained` loads it, with every keyword that it takes for the base
+model; without, it fails by name, so that a recurrence is never dropped in silence.
 """
 
 from __future__ import annotations
@@ -25,8 +20,10 @@ from undertow.config import from_mapping, to_mapping
 from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError, nearest
 from undertow.files import replacing_folder, write_text
+from undertow.host.folder_config import UndertowConfig, folder_config, not_described
 from undertow.pathways import RECURRENCES, T2MLR, Recurrence
 from undertow.pathways.t2mlr import GAMMAS
+from undertow.solvers import SOLVERS, Solver
 
 if TYPE_CHECKING:
     from undertow.host.attach import Attachment
@@ -34,23 +31,14 @@ if TYPE_CHECKING:
 
 # What the library says of weights whose shapes are others.
 MISMATCH = "ignore_mismatched_sizes"
-NOT_ALONE = "no dtype, as this folder holds a recurrence: load it with AutoModelForCausalLM after import undertow"
 
 
-class UndertowConfig(PreTrainedConfig):
-    """The config of a hosted model: the base model's, and the recurrence's."""
+class NoWeightsError(CheckpointError, OSError):
+    """Weights that are not there, which the library's loading calls an OSError."""
 
-    model_type = "undertow"
 
-    def __init__(
-        self,
-        base: dict[str, Any] | None = None,
-        recurrence: dict[str, Any] | None = None,
-        looped: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.base, self.recurrence, self.looped = base or {}, recurrence or {}, looped or {}
-        super().__init__(**kwargs)
+class ShapesError(CheckpointError, RuntimeError):
+    """Weights of other shapes, which the library's loading calls a RuntimeError."""
 
 
 class UndertowForCausalLM:
@@ -68,11 +56,11 @@ class UndertowForCausalLM:
         from undertow.host.attach import find_attachment, find_pathway
         from undertow.host.learning import learn
 
-        if config is None:
-            config = UndertowConfig.from_pretrained(folder)
-        base_class, base_config, recurrences = read_config(config)
+        if not isinstance(config, UndertowConfig):
+            return AutoModelForCausalLM.from_pretrained(folder, *args, **kwargs)
+        base_class, recurrences = read_config(config)
         wants_info = kwargs.pop("output_loading_info", False)
-        settings = {"config": base_config, "output_loading_info": True, **kwargs}
+        settings = {"config": config.base, "output_loading_info": True, **kwargs}
         try:
             try:
                 model, info = loading_class(base_class, recurrences).from_pretrained(folder, *args, **settings)
@@ -86,21 +74,17 @@ class UndertowForCausalLM:
         except SafetensorError as error:
             raise CheckpointError(f"the weights in {folder} are damaged: {error}; load an earlier checkpoint") from error
         except OSError as error:
-            raise CheckpointError(f"{folder} holds no weights that can be read: {error}") from error
+            raise NoWeightsError(f"{folder} holds no weights that can be read: {error}") from error
         except ConfigError as error:
             raise CheckpointError(f"the recurrence in {folder}'s config.json does not fit the model: {error}") from error
         except RuntimeError as error:
             if MISMATCH not in str(error):
                 raise
-            raise CheckpointError(f"{folder}'s weights do not have the shapes that its config.json describes") from error
-        missing = sorted(info["missing_keys"])
-        if missing:  # the library would make them up
-            raise CheckpointError(
-                f"{folder} lacks {len(missing)} weights, {missing[0]} among them: "
-                "it was saved in part, or without the recurrence"
-            )
+            raise ShapesError(f"{folder}'s weights do not have the shapes that its config.json describes") from error
+        check_loaded(folder, info)
         model.__class__ = base_class
         attachment = find_attachment(model)
+        set_saved_solvers(attachment, config.solvers)
         if not any(parameter.is_meta for parameter in model.parameters()):
             learn(attachment)
         return (model, info) if wants_info else model
@@ -108,28 +92,92 @@ class UndertowForCausalLM:
     @classmethod
     def _from_config(cls, config: UndertowConfig, **kwargs: Any) -> Any:
         """A hosted model with fresh weights (`AutoModelForCausalLM.from_config`)."""
-        from undertow.host.attach import attach
+        from undertow.host.attach import attach, find_attachment
 
-        base_class, base_config, recurrences = read_config(config)
-        model = base_class._from_config(base_config, **kwargs)
+        base_class, recurrences = read_config(config)
+        model = base_class._from_config(config.base, **kwargs)
         for recurrence in recurrences:
             attach(model, recurrence)
+        set_saved_solvers(find_attachment(model), config.solvers)
         return model
 
 
-def read_config(config: UndertowConfig) -> tuple[type[PreTrainedModel], PreTrainedConfig, list[Recurrence | Looped]]:
-    """The base model's class and config, and the recurrences, that a hosted model's config names."""
+def check_loaded(folder: str | os.PathLike[str], info: dict[str, Any]) -> None:
+    """Refuse a model that lacks weights, which the library would make up.
+
+    Raises:
+        CheckpointError: it does; those of other shapes are none where the library was told to ignore them, but the
+            recurrence's.
+    """
+    mismatched = {key for key, *_ in info["mismatched_keys"]}
+    if changed := sorted(key for key in mismatched if ".recurrence." in f".{key}"):
+        raise ShapesError(f"{folder}'s weights of the recurrence, {changed[0]} among them, have other shapes")
+    missing = sorted(set(info["missing_keys"]) - mismatched)
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks {len(missing)} weights, {missing[0]} among them: "
+            "it was saved in part, or without the recurrence"
+        )
+
+
+def read_config(config: UndertowConfig) -> tuple[type[PreTrainedModel], list[Recurrence | Looped]]:
+    """The base model's class, and the recurrences, that a hosted model's config names."""
     try:
-        base = config.base | {"dtype": config.dtype}
-        base_config = AutoConfig.for_model(base.pop("model_type"), **base)
-        name = (config.architectures or base["architectures"])[0]
-        base_class = known_class(name, base_config)
+        name = config.base.architectures[0]
+        base_class = known_class(name, config.base)
         if base_class is None:
-            raise ConfigError(f"its class {name} is not known; {registering(name, base_config)} before loading")
+            raise ConfigError(f"its class {name} is not known; {registering(name, config.base)} before loading")
         recurrences = recurrences_from_mappings(config.recurrence, config.looped)
     except (KeyError, AttributeError, TypeError, IndexError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint's config.json does not describe a hosted model: {error}") from error
-    return base_class, base_config, recurrences
+        raise not_described(error) from error
+    return base_class, recurrences
+
+
+def solvers_of(attachment: Attachment) -> dict[str, dict[str, Any]]:
+    """How the attached recurrence in time is solved, as plain data."""
+    if attachment.settings is None:
+        return {}
+    return {"solver": solver_to_mapping(attachment.solver), "prefill": solver_to_mapping(attachment.prefill)}
+
+
+def solver_to_mapping(solver: Solver) -> dict[str, Any]:
+    """A solver as plain data; of one that could not be read back from it, only the name of its class."""
+    try:
+        mapping = to_mapping(solver)
+        if read_solver(mapping) == solver:
+            return mapping
+    except (ConfigError, TypeError, ValueError):
+        pass
+    return {"kind": type(solver).__name__}
+
+
+def read_solver(mapping: dict[str, Any], where: str = "solver") -> Solver:
+    """Read a solver from plain data with a `kind`.
+
+    Raises:
+        ConfigError: it describes none that is known.
+    """
+    settings = dict(mapping)
+    kind = settings.pop("kind", None)
+    if kind not in SOLVERS:
+        raise ConfigError(f"{where} kind {kind!r} is unknown{nearest(kind, SOLVERS)}; use {', '.join(SOLVERS)}")
+    return from_mapping(SOLVERS[kind], settings, where=where)
+
+
+def set_saved_solvers(attachment: Attachment, saved: dict[str, dict[str, Any]]) -> None:
+    """Give a loaded model the solvers that `solvers_of` described; one that is not known here stays the default, with a
+    warning, as exact generation does not depend on it."""
+    for name, mapping in saved.items():
+        if not mapping:
+            continue
+        try:
+            setattr(attachment, name, read_solver(mapping, name))
+        except (ConfigError, TypeError, ValueError) as error:
+            warnings.warn(
+                f"the model was saved with a {name} that is not known here ({error}), so it has the default one; choose "
+                "with undertow.set_solver, or put a class of your own into undertow.solvers.SOLVERS before loading",
+                stacklevel=5,
+            )
 
 
 def known_class(name: str, config: PreTrainedConfig) -> type[PreTrainedModel] | None:
@@ -218,18 +266,12 @@ def save_pretrained(self: Any, save_directory: str | os.PathLike[str], *args: An
         raise ConfigError("save_pretrained cannot push at the same time; call push_to_hub on the model instead")
     if not kwargs.get("is_main_process", True):
         return
-    recurrences = recurrences_of(find_attachment(self))
+    attachment = find_attachment(self)
+    attached = recurrences_of(attachment) | solvers_of(attachment)
     with replacing_folder(Path(save_directory)) as folder:
         type(self).save_pretrained(self, folder, *args, **kwargs)
         path = folder / "config.json"
-        base = json.loads(path.read_text(encoding="utf-8"))
-        config = {
-            "model_type": UndertowConfig.model_type,
-            "architectures": base["architectures"],
-            "dtype": base.get("dtype"),
-            "base": base | {"dtype": NOT_ALONE},
-            **recurrences,
-        }
+        config = folder_config(json.loads(path.read_text(encoding="utf-8")), attached)
         write_text(path, json.dumps(config, indent=2) + "\n")
 
 

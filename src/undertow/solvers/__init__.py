@@ -6,7 +6,11 @@ from undertow.solvers.chunked import Chunked
 from undertow.solvers.sequential import Sequential
 from undertow.solvers.sweeps import Jacobi, Scan
 
+# By the name that recipes and saved models give them.
+SOLVERS: dict[str, type[Solver]] = {cls.kind: cls for cls in (Auto, Sequential, Scan, Jacobi, Chunked)}
+
 __all__ = [
+    "SOLVERS",
     "Auto",
     "Chunked",
     "Jacobi",
