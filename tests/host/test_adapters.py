@@ -193,11 +193,20 @@ def test_once_merged_the_recurrence_is_the_models_own(adapter: Any, base: Path) 
 
 
 def test_an_adapter_of_a_hosted_model_may_leave_its_recurrence_alone(base: Path, tmp_path: Path) -> None:
-    model = get_peft_model(moved(undertow.attach(fresh(base), CARRIED["turboconn"]), seed=3), lora(False))
-    assert not isinstance(model.peft_config["default"], RecurrentLoraConfig)
-    want = logits(model, IDS)
+    """It is then recorded all the same, and the adapter loads where the recurrence is."""
+    own = moved(undertow.attach(fresh(base), CARRIED["turboconn"]), seed=3)
+    own.save_pretrained(tmp_path / "own")
+    with pytest.warns(UserWarning, match=r'neither trains nor holds .* add modules_to_save=\["recurrence"\]'):
+        model = get_peft_model(own, lora(False))
+    want = logits(moved(model, seed=4), IDS)
     with model.disable_adapter():
-        assert torch.equal(logits(model, IDS), want), "the recurrence is the model's own, and stays"
+        assert difference(logits(model, IDS), logits(fresh(base), IDS)) > CHANGED, "the recurrence is the model's own"
+    model.save_pretrained(tmp_path / "adapter")
+    assert not any("recurrence" in name for name in load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
+    loaded = PeftModel.from_pretrained(fresh(tmp_path / "own"), tmp_path / "adapter")
+    assert difference(logits(loaded, IDS), want) < ROUNDING
+    with pytest.raises(CheckpointError, match="a recurrence, whose weights it does not hold, and this model has none"):
+        PeftModel.from_pretrained(fresh(base), tmp_path / "adapter")
 
 
 # What does not fit

@@ -22,9 +22,10 @@ from undertow.evaluation.report import table
 from undertow.evaluation.run import seed_folders
 from undertow.evaluation.study import runs_in
 from undertow.files import write_text
+from undertow.host.attach import recurs_in_time
 from undertow.solvers import Sequential
 from undertow.tasks import PadCollator, Split, Task
-from undertow.training.build import count_parameters, has_recurrence, load, outline, quiet_libraries
+from undertow.training.build import count_parameters, load, outline, quiet_libraries
 from undertow.training.gates import GATES
 from undertow.training.log import read_log
 from undertow.training.recipe import Recipe
@@ -128,7 +129,7 @@ def inspect_positions(run: Path, examples: int) -> str:
     model, _, batches = prepared(run, examples)
     (valid,) = batches
     lines = {"loss": loss_by_position(model, valid)}
-    if has_recurrence(model):
+    if recurs_in_time(model):
         lines["state"] = state_norms(model, valid)
     for name, line in lines.items():
         label = "loss (nats)" if name == "loss" else "root mean square of the state"

@@ -17,7 +17,7 @@ from undertow.host.learning import learn
 from undertow.host.looping import DepthReport
 from undertow.host.method import InstanceMethod
 from undertow.host.owners import ATTACHMENT, Owners, in_use
-from undertow.host.saving import save_pretrained, warn_of_unknown_class
+from undertow.host.saving import note_solvers, save_pretrained, warn_of_unknown_class
 from undertow.host.stack import Stack
 from undertow.host.support import check_config, find_stack
 from undertow.host.vocabulary import ExpectedEmbedding
@@ -174,12 +174,17 @@ def detach(model: Model) -> Model:
     """Take the recurrence off again, in place: the plain base model, with the base parameters as they are now.
 
     Raises:
-        ConfigError: the model has no recurrence.
+        ConfigError: the model has no recurrence, or PEFT adapters hold it.
     """
     backbone = find_backbone(model)
     attachment = find_attachment(model)
-    uninstall(model, backbone, attachment.owners.hooks)
-    vars(model).pop("save_pretrained", None)
+    if adapters := list(getattr(backbone._modules[ATTACHMENT], "modules_to_save", ())):
+        raise ConfigError(
+            f"PEFT adapters hold the recurrence: {', '.join(adapters)}; call merge_and_unload() or unload() first"
+        )
+    owner = attachment.owners.model  # which PEFT may have wrapped
+    uninstall(owner, backbone, attachment.owners.hooks)
+    vars(owner).pop("save_pretrained", None)
     stack = getattr(backbone, attachment.stack_name)
     if isinstance(stack, Stack):  # and none that it was replaced by
         stack.__class__ = nn.ModuleList  # type: ignore[assignment]
@@ -206,6 +211,7 @@ def set_solver(model: nn.Module, solver: Solver | None = None, prefill: Solver |
         attachment.memory = SolverMemory()
     attachment.solver = solver or attachment.solver
     attachment.prefill = prefill or attachment.prefill
+    note_solvers(attachment)
 
 
 def report(model: nn.Module) -> SolverReport | None:
@@ -232,12 +238,18 @@ def find_attachment(model: nn.Module) -> Attachment:
     return in_use(find_backbone(model)._modules[ATTACHMENT])
 
 
-def recurs_in_time(model: nn.Module) -> bool:
-    """Whether a model, wrapped by PEFT or not, carries a recurrence in time."""
+def has_recurrence(model: nn.Module) -> bool:
+    """Whether a model, wrapped by PEFT or not, carries a recurrence, with parameters or without."""
     try:
-        return find_attachment(model).pathway is not None
+        find_attachment(model)
     except ConfigError:
         return False
+    return True
+
+
+def recurs_in_time(model: nn.Module) -> bool:
+    """Whether a model, wrapped by PEFT or not, carries a recurrence in time."""
+    return has_recurrence(model) and find_attachment(model).pathway is not None
 
 
 def find_pathway(model: nn.Module) -> Pathway:

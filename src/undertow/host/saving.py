@@ -140,6 +140,16 @@ def solvers_of(attachment: Attachment) -> dict[str, dict[str, Any]]:
     return {"solver": solver_to_mapping(attachment.solver), "prefill": solver_to_mapping(attachment.prefill)}
 
 
+def note_solvers(attachment: Attachment) -> None:
+    """Tell the PEFT adapter in use, if one holds the recurrence, how it is solved: its config is saved on its own."""
+    wrapped: Any = attachment.owners.backbone._modules["recurrence"]
+    for name, copy in getattr(wrapped, "modules_to_save", {}).items():
+        if copy is attachment:
+            config: Any = attachment.owners.model.peft_config[name]
+            for key, mapping in solvers_of(attachment).items():
+                setattr(config, key, mapping)
+
+
 def solver_to_mapping(solver: Solver) -> dict[str, Any]:
     """A solver as plain data; of one that could not be read back from it, only the name of its class."""
     try:

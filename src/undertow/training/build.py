@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from undertow.errors import CheckpointError, ConfigError, UndertowError, nearest
 from undertow.host import attach, set_solver
-from undertow.host.attach import recurs_in_time
+from undertow.host.attach import has_recurrence, recurs_in_time
 from undertow.models import HuginnForCausalLM, LSTMConfig, with_pauses
 from undertow.tasks import character_tokenizer
 from undertow.training.depth import native_model
@@ -317,10 +317,6 @@ def context_of(model: Any) -> int | None:
     config = getattr(model, "config", None)
     found = None if config is None else getattr(config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
-
-
-def has_recurrence(model: Any) -> bool:
-    return any(".recurrence." in name for name, _ in model.named_parameters())
 
 
 def first_line(error: Exception) -> str:
