@@ -16,6 +16,7 @@ from undertow.host.hooks import install, uninstall
 from undertow.host.learning import learn
 from undertow.host.looping import DepthReport
 from undertow.host.method import InstanceMethod
+from undertow.host.offloading import device_of
 from undertow.host.owners import ATTACHMENT, Owners, in_use
 from undertow.host.saving import note_solvers, save_pretrained, warn_of_unknown_class
 from undertow.host.stack import Stack
@@ -83,7 +84,7 @@ class Attachment(nn.Module):
         if (looped if isinstance(recurrence, Looped) else settings) is not None:
             raise ConfigError("the model already has a recurrence of this kind; call undertow.detach(model) first")
         pathway, loop = self.pathway, self.loop
-        with torch.device(parameter.device):
+        with torch.device(device_of(stack) if parameter.is_meta else parameter.device):
             if isinstance(recurrence, Looped):
                 recurrence.check_layers(len(stack))
                 looped, loop = recurrence, recurrence.build(width).to(parameter.dtype)

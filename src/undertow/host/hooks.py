@@ -23,6 +23,7 @@ from undertow.host.forward import Forward
 from undertow.host.learning import Observer, learn
 from undertow.host.looping import LOOP_ARGUMENTS
 from undertow.host.method import InstanceMethod, is_method
+from undertow.host.offloading import bring_in
 from undertow.host.owners import ATTACHMENT, Owners, in_use
 from undertow.host.stack import Stack, current_forward
 
@@ -170,6 +171,8 @@ def start(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         kwargs.pop(name, None)
     if attachment is not wrapped and attachment.only_in_adapters and attachment is wrapped.original_module:
         return None
+    if (first := next(attachment.parameters(), None)) is not None and first.is_meta:
+        bring_in(attachment)
     if not attachment.layouts:
         learn(attachment)  # by forwards of the model's own, which are given nothing
     if attachment.loop is None:

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache
 from undertow.errors import CheckpointError
 from undertow.host.arguments import find_cache, learn_layout, learn_rows
 from undertow.host.collecting import OUTPUTS
+from undertow.host.offloading import device_of
 from undertow.host.stack import Recording, current_forward
 from undertow.host.support import check_calls, refuse
 from undertow.host.vocabulary import ExpectedEmbedding
@@ -116,8 +117,9 @@ def observe(
 
 def probe_ids(model: Any, tokens: int, rows: int = 2) -> torch.Tensor:
     """Token ids ``[rows, tokens]`` that differ between the rows."""
-    embeddings = model.get_input_embeddings().weight
-    return torch.arange(rows * tokens, device=embeddings.device).reshape(rows, tokens) % embeddings.shape[0]
+    embeddings = model.get_input_embeddings()
+    ids = torch.arange(rows * tokens, device=device_of(embeddings)).reshape(rows, tokens)
+    return ids % int(embeddings.weight.shape[0])
 
 
 def return_arity(model: PreTrainedModel, backbone: nn.Module, stack: nn.ModuleList) -> int:

@@ -21,6 +21,8 @@ from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError, nearest
 from undertow.files import replacing_folder, write_text
 from undertow.host.folder_config import UndertowConfig, folder_config, not_described
+from undertow.host.offloading import place
+from undertow.host.support import find_stack
 from undertow.pathways import RECURRENCES, T2MLR, Recurrence
 from undertow.pathways.t2mlr import GAMMAS
 from undertow.solvers import SOLVERS, Solver
@@ -61,14 +63,16 @@ class UndertowForCausalLM:
         base_class, recurrences = read_config(config)
         wants_info = kwargs.pop("output_loading_info", False)
         settings = {"config": config.base, "output_loading_info": True, **kwargs}
+        if isinstance(device_map := kwargs.get("device_map"), dict):
+            settings["device_map"] = device_map = dict(device_map)
         try:
             try:
-                model, info = loading_class(base_class, recurrences).from_pretrained(folder, *args, **settings)
+                model, info = loading_class(base_class, recurrences, device_map).from_pretrained(folder, *args, **settings)
             except RuntimeError as error:
                 if MISMATCH not in str(error) or not any(isinstance(each, T2MLR) for each in recurrences):
                     raise
                 # The weights may be from when the γ of T²MLR were scalars.
-                older = loading_class(base_class, recurrences, scalar_gammas=True)
+                older = loading_class(base_class, recurrences, device_map, scalar_gammas=True)
                 model, info = older.from_pretrained(folder, *args, **settings)
                 find_pathway(model).reshape_gammas(1)  # type: ignore[operator]
         except SafetensorError as error:
@@ -244,14 +248,22 @@ def recurrences_from_mappings(recurrence: dict[str, Any], looped: dict[str, Any]
     return found
 
 
-def loading_class(base_class: Any, recurrences: list[Recurrence | Looped], scalar_gammas: bool = False) -> Any:
-    """A subclass of the base model's class that has the recurrence from the start: its weights load with the rest."""
-    from undertow.host.attach import attach, find_pathway
+def loading_class(
+    base_class: Any, recurrences: list[Recurrence | Looped], device_map: Any, scalar_gammas: bool = False
+) -> Any:
+    """A subclass of the base model's class that has the recurrence from the start: its weights load with the rest.
+
+    A device map that is a dict gets a place for it.
+    """
+    from undertow.host.attach import ATTACHMENT, attach, find_pathway
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         base_class.__init__(self, config, *args, **kwargs)
         for recurrence in recurrences:
             attach(self, recurrence)
+        if isinstance(device_map, dict):
+            stack = find_stack(self)
+            place(device_map, stack, f"{stack.rpartition('.')[0]}.{ATTACHMENT}".lstrip("."))
         if scalar_gammas:
             find_pathway(self).reshape_gammas()  # type: ignore[operator]
 

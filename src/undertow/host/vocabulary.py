@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from undertow.host.offloading import weight_of
 from undertow.host.owners import Owners
 from undertow.host.support import refuse
 
@@ -46,9 +47,10 @@ class ExpectedEmbedding:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        embeddings: torch.Tensor = self.owners.model.get_input_embeddings().weight  # type: ignore[assignment]
-        probabilities = torch.softmax(self.logits(hidden), dim=-1)[..., : embeddings.shape[0]]
-        return self.scale * (probabilities.to(embeddings.dtype) @ embeddings).to(hidden.dtype)
+        probabilities = torch.softmax(self.logits(hidden), dim=-1)
+        with weight_of(self.owners.model.get_input_embeddings()) as embeddings:
+            probabilities = probabilities[..., : embeddings.shape[0]].to(embeddings.dtype)
+            return self.scale * (probabilities @ embeddings).to(hidden.dtype)
 
     def verify(self, ids: torch.Tensor, first: torch.Tensor, last: torch.Tensor, logits: torch.Tensor) -> None:
         """Check the formula on one forward of the model: its token ids, first layer's input, last layer's output, logits.
@@ -57,7 +59,8 @@ class ExpectedEmbedding:
             UnsupportedArchitectureError: the model adds to its embeddings before the first layer, or turns the last
                 layer's output into logits in another way.
         """
-        embeddings = self.owners.model.get_input_embeddings().weight[ids].float()  # type: ignore[index]
+        with weight_of(self.owners.model.get_input_embeddings()) as weight:
+            embeddings = weight[ids].float()
         dtype = first.dtype
         fitted = (first.float() * embeddings).sum() / embeddings.pow(2).sum()
         # Some models round the scale to their own type, and all round the product.
