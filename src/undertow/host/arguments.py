@@ -30,12 +30,14 @@ class CallLayout:
         cache: the path of the cache; None where the layer takes none.
         axes: the axes that count tokens, by the argument's path.
         masks: the paths of the attention masks, which have both a query and a key axis.
+        inverted: those of them in which True says that a token does not attend.
         rows: the axis that counts rows, by the argument's path, with how many entries there are for each row.
     """
 
     cache: Path | None = None
     axes: dict[Path, Axes] = field(default_factory=dict)
     masks: frozenset[Path] = frozenset()
+    inverted: frozenset[Path] = frozenset()
     rows: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -99,7 +101,7 @@ def attention_masks(calls: list[Call], layouts: list[CallLayout]) -> list[torch.
 def learn_layout(name: str, calls: list[Call], lengths: list[int]) -> CallLayout:
     """Compare the same layer's calls in forwards that differ only in their numbers of new and of cached tokens."""
     layout = CallLayout()
-    masks = set()
+    masks, inverted = set(), set()
     first, second = (dict(leaves(call)) for call in calls)
     for path, value in first.items():
         if isinstance(value, Cache):
@@ -111,12 +113,15 @@ def learn_layout(name: str, calls: list[Call], lengths: list[int]) -> CallLayout
                 layout.axes[path] = axes
             if "query" in axes and "key" in axes:
                 masks.add(path)
+                # The last row has no padding, so that each of its tokens attends to itself, which is its last key.
+                if value.dtype == torch.bool and not value[-1, 0].diagonal(value.shape[-1] - value.shape[-2]).any():
+                    inverted.add(path)
         elif type(value).__name__ == "BlockMask":
             raise UnsupportedArchitectureError(
                 f"{name} uses flex attention, whose masks cannot be cut to a group of tokens; load the model with "
                 'attn_implementation="sdpa" or "eager"'
             )
-    layout.masks = frozenset(masks)
+    layout.masks, layout.inverted = frozenset(masks), frozenset(inverted)
     return layout
 
 

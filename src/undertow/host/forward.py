@@ -12,6 +12,7 @@ import torch
 
 from undertow.host.arguments import attention_masks, cache_of
 from undertow.host.block import HostedBlock
+from undertow.host.causality import check_masks
 from undertow.host.collecting import collecting
 from undertow.host.looping import HostedLoop
 from undertow.host.stack import Recording
@@ -59,6 +60,7 @@ class Forward:
             computed_in = computing_type(hidden)
             states = state_layer(cache, len(recording.layers), attachment.settings, pathway.lag, computed_in)
             recent = states.recent()
+        check_masks(attachment.owners.model, recording, attachment.layouts, past)
 
         given, places = self.inputs.get("attention_mask"), self.inputs.get("position_ids")
         masks: list[torch.Tensor] = []

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache
 
 from undertow.errors import CheckpointError
 from undertow.host.arguments import find_cache, learn_layout, learn_rows
+from undertow.host.causality import check_kernels
 from undertow.host.collecting import OUTPUTS
 from undertow.host.offloading import device_of
 from undertow.host.stack import Recording, current_forward
@@ -54,6 +55,7 @@ def learn(attachment: Attachment) -> None:
     """
     model, backbone = attachment.owners.model, attachment.owners.backbone
     stack: nn.ModuleList = getattr(backbone, attachment.stack_name)
+    check_kernels(model, stack)
     with quiet(model):
         attachment.arity = return_arity(model, backbone, stack)
         calls = []
@@ -142,6 +144,10 @@ def quiet(model: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode without gradients, named outputs but for layers' own, and all as it was afterwards, random numbers
     included."""
     training = [module for module in model.modules() if module.training]
+    # Where the text after the last image stood, which Qwen's models keep for the next call.
+    shifted = [
+        (module, deltas) for module in model.modules() if (deltas := getattr(module, "rope_deltas", None)) is not None
+    ]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
     # The library's loss of the routers fails beside a cache, for one.
@@ -156,6 +162,8 @@ def quiet(model: PreTrainedModel) -> Iterator[None]:
         model.eval()
         for config, name, _ in asked:
             setattr(config, name, wanted[name])
+        for module, _ in shifted:
+            module.rope_deltas = None  # type: ignore[assignment]
         try:
             yield
         finally:
@@ -163,3 +171,5 @@ def quiet(model: PreTrainedModel) -> Iterator[None]:
                 setattr(config, name, value)
             for module in training:
                 module.training = True
+            for module, deltas in shifted:
+                module.rope_deltas = deltas

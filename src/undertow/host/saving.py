@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 from safetensors import SafetensorError
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from undertow.config import from_mapping, to_mapping
 from undertow.depth.looped import Looped
@@ -299,3 +306,4 @@ def save_pretrained(self: Any, save_directory: str | os.PathLike[str], *args: An
 
 AutoConfig.register(UndertowConfig.model_type, UndertowConfig)
 AutoModelForCausalLM.register(UndertowConfig, UndertowForCausalLM)
+AutoModelForImageTextToText.register(UndertowConfig, UndertowForCausalLM)

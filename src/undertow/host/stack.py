@@ -27,6 +27,7 @@ class Recording:
     Attributes:
         layers: the real layers.
         hidden: the input of layer 0, ``[B, T, D]``.
+        version: how often that had been changed in place before.
         calls: the arguments of each layer besides its input, as (positional, keyword).
         arity: the length of the tuple that a layer returns; 0 where it returns a tensor.
         collected: what the forward shall return of each layer; None where nothing was asked for.
@@ -36,6 +37,7 @@ class Recording:
         self.layers = layers
         self.arity = arity
         self.hidden: torch.Tensor
+        self.version = 0
         self.calls: list[Call] = []
         self.collected: Collected | None = None
 
@@ -59,6 +61,11 @@ def first_output(output: Any) -> torch.Tensor:
     """The hidden state in what a decoder layer returns."""
     hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
+
+
+def version_of(hidden: torch.Tensor) -> int:
+    """How often a tensor was changed in place, which torch does not count in inference mode."""
+    return 0 if hidden.is_inference() else hidden._version
 
 
 class HostedForward(Protocol):
@@ -93,14 +100,21 @@ class Recorder:
     def __call__(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         recording = self._recording
         if self._index == 0:
-            recording.hidden = hidden
+            recording.hidden, recording.version = hidden, version_of(hidden)
         if len(recording.calls) != self._index:
             raise UnsupportedArchitectureError(
                 f"layer {self._index} was called after {len(recording.calls)} layers: this model does not run its layers "
                 "one after another, each once, which a recurrence needs"
             )
+        last = self._index == len(recording.layers) - 1
+        if hidden is not recording.hidden or (last and version_of(hidden) != recording.version):
+            raise UnsupportedArchitectureError(
+                f"what layer {self._index - 1} gave was changed before layer {self._index}: this model changes its "
+                "residual stream between the layers, as some do for images, which a recurrence would lose; give it text, or "
+                "take the recurrence off with undertow.detach(model)"
+            )
         recording.calls.append((args, kwargs))
-        if self._index == len(recording.layers) - 1:
+        if last:
             self._forward.ran = True
             hidden = self._forward.run(recording)
         return recording.wrap(hidden)

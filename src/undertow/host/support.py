@@ -38,15 +38,18 @@ def refuse(model: PreTrainedModel, reason: str) -> UnsupportedArchitectureError:
 
 
 def find_stack(model: PreTrainedModel) -> str:
-    """The name of the model's list of decoder layers: the longest `ModuleList` of nothing but decoder layers.
+    """The name of the model's list of decoder layers: its decoder's longest `ModuleList` of nothing but decoder layers.
 
     Raises:
         UnsupportedArchitectureError: there is none, or there are several.
     """
+    decoder = model.get_decoder()  # not the encoder of images, which may have as many layers
+    within = next((f"{name}." for name, module in model.named_modules() if module is decoder and name), "")
     lists = {
         name: len(module)
         for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList)
+        if name.startswith(within)
+        and isinstance(module, nn.ModuleList)
         and len(module)
         and all(isinstance(layer, GradientCheckpointingLayer) for layer in module)
     }
