@@ -182,7 +182,7 @@ class Plain:
     """A hosted forward that runs the layers as they are."""
 
     def __init__(self, layers: nn.ModuleList) -> None:
-        self.stack, self.arity = layers, 0
+        self.stack, self.arity, self.ran = layers, 0, False
 
     def run(self, recording: Any) -> torch.Tensor:
         return recording.hidden

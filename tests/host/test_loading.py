@@ -53,8 +53,12 @@ KEYWORDS: dict[str, list[Any]] = {
     "key_mapping": [{"a": "b"}],
     "nonsense": [1],
 }
-SEVERAL = st.dictionaries(st.sampled_from(sorted(KEYWORDS)), st.integers(0, 4), min_size=1, max_size=3).map(
-    lambda drawn: {name: KEYWORDS[name][index % len(KEYWORDS[name])] for name, index in drawn.items()}
+# These two would make up a recurrence's weights, which is refused: see below.
+MADE_UP = {"hidden_size", "ignore_mismatched_sizes"}
+SEVERAL = (
+    st.dictionaries(st.sampled_from(sorted(KEYWORDS)), st.integers(0, 4), min_size=1, max_size=3)
+    .map(lambda drawn: {name: KEYWORDS[name][index % len(KEYWORDS[name])] for name, index in drawn.items()})
+    .filter(lambda keywords: not keywords.keys() >= MADE_UP)
 )
 
 
@@ -111,6 +115,8 @@ def compare(folders: Folders, keywords: dict[str, Any]) -> None:
         return
     for name in ("class", "config", "generation", "parameters", "info"):
         assert got[name] == want[name], name
+    if got["logits"] is undertow.UnsupportedArchitectureError:
+        return  # layers' outputs of a model that collects them itself
     if isinstance(want["logits"], torch.Tensor):
         assert difference(got["logits"].float(), want["logits"].float()) < 1e-4
     else:
@@ -157,6 +163,8 @@ def test_a_subfolder_and_a_variant(tmp_path: Path) -> None:
 def test_mismatched_sizes_are_ignored_where_asked_but_the_recurrences(saved: dict[str, Folders], tmp_path: Path) -> None:
     model, info = load(saved["llama"][1], vocab_size=50, ignore_mismatched_sizes=True, output_loading_info=True)
     assert model.get_input_embeddings().weight.shape[0] == 50 and len(info["mismatched_keys"]) == 2
+    with pytest.raises(CheckpointError, match="weights of the recurrence"):
+        load(saved["llama"][1], hidden_size=64, ignore_mismatched_sizes=True)
     config = AutoConfig.from_pretrained(saved["llama"][1])
     config.recurrence["rank"] = 5
     for ignored in (True, False):
