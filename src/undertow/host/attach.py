@@ -22,6 +22,7 @@ from undertow.host.saving import note_solvers, save_pretrained, warn_of_unknown_
 from undertow.host.stack import Stack
 from undertow.host.support import check_config, find_stack
 from undertow.host.vocabulary import ExpectedEmbedding
+from undertow.pathways import contract
 from undertow.pathways.base import Pathway, Recurrence
 from undertow.solvers import Auto, Sequential, Solver, SolverMemory, SolverReport
 
@@ -90,7 +91,8 @@ class Attachment(nn.Module):
                 looped, loop = recurrence, recurrence.build(width).to(parameter.dtype)
             else:
                 settings, pathway = recurrence, recurrence.build(len(stack), width, self.decode)
-                pathway.to(parameter.dtype)
+                pathway.to(parameter.dtype).train(self.owners.model.training)
+                contract.check_sites(pathway, len(stack))
         if pathway is not None and looped is not None:
             check_sites(pathway, looped)
         self.settings, self.pathway, self.looped, self.loop = settings, pathway, looped, loop

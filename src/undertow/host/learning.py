@@ -20,6 +20,7 @@ from undertow.host.offloading import device_of
 from undertow.host.stack import Recording, current_forward
 from undertow.host.support import check_calls, refuse
 from undertow.host.vocabulary import ExpectedEmbedding
+from undertow.pathways.contract import check_pathway
 
 if TYPE_CHECKING:
     from undertow.host.attach import Attachment
@@ -52,6 +53,7 @@ def learn(attachment: Attachment) -> None:
     Raises:
         UnsupportedArchitectureError: the architecture cannot be hosted.
         CheckpointError: its weights give outputs that are no numbers.
+        ConfigError: the pathway does not keep its contract.
     """
     model, backbone = attachment.owners.model, attachment.owners.backbone
     stack: nn.ModuleList = getattr(backbone, attachment.stack_name)
@@ -77,6 +79,8 @@ def learn(attachment: Attachment) -> None:
             if isinstance(decode, ExpectedEmbedding):
                 recording, hidden = observer.recordings[1]
                 decode.verify(probe_ids(model, cached + new)[:, cached:], recording.hidden, hidden, logits)
+        if attachment.pathway is not None:
+            check_pathway(attachment.pathway, recording.hidden.shape[-1], recording.hidden.device, recording.hidden.dtype)
         by_rows = []
         for rows in BATCHES:
             observer = Observer(backbone, stack, attachment.arity)

@@ -70,19 +70,40 @@ class Pathway(nn.Module, ABC):
 
     @abstractmethod
     def update(self, readings: list[torch.Tensor], state: torch.Tensor | None) -> torch.Tensor:
-        """The new state ``[B, n, W]`` from the readings, in the order of their sites, and the state `lag` back."""
+        """The new state ``[B, n, W]`` from the readings, in the order of their sites, and the state `lag` back.
+
+        Each token's is made of its own reading and the state that it receives, and of nothing else. No state (None) is a
+        state of zeros, which is what padding and the first token of a packed document receive.
+        """
 
     def guess(self, readings: list[torch.Tensor]) -> torch.Tensor:
-        """The states that Jacobi iterations start from, after a plain sweep: T²MLR takes the readings as they are."""
+        """The states ``[B, n, W]`` that Jacobi iterations start from, after a plain sweep: T²MLR takes its readings."""
         return self.update(readings, None)
 
     def scan(self, readings: list[torch.Tensor], initial: torch.Tensor | None, present: torch.Tensor | None) -> torch.Tensor:
         """The states ``[B, T, W]`` that `update`, applied token by token, makes of frozen readings ``[B, T, ...]``.
 
         `initial` ``[B, lag, W]`` holds the states before the first token; `present` ``[B, T, 1]`` is 0 where a token
-        receives none. Where `update` does not look at the state, as here, that is one call.
+        receives none. This is the definition, `lag` tokens at a time. A pathway that has a faster way overrides it, and
+        attaching holds it to this one (`contract.py`).
         """
-        return self.update(readings, None)
+        return scan_by_update(self, readings, initial, present)
+
+
+def scan_by_update(
+    pathway: Pathway, readings: list[torch.Tensor], initial: torch.Tensor | None, present: torch.Tensor | None
+) -> torch.Tensor:
+    """The states ``[B, T, W]`` by calling `update` for `lag` tokens after `lag` tokens; see `Pathway.scan`."""
+    states: list[torch.Tensor] = []
+    state, tokens = initial, readings[0].shape[1]
+    for start in range(0, tokens, pathway.lag):
+        stop = min(start + pathway.lag, tokens)
+        if state is not None:
+            state = state[:, : stop - start]  # the last group may be short
+            state = state if present is None else state * present[:, start:stop]
+        state = pathway.update([reading[:, start:stop] for reading in readings], state)
+        states.append(state)
+    return states[0] if len(states) == 1 else torch.cat(states, dim=1)
 
 
 @dataclass(frozen=True)

@@ -52,3 +52,6 @@ class SoftTokenPathway(Pathway):
 
     def update(self, readings: list[torch.Tensor], state: torch.Tensor | None) -> torch.Tensor:
         return readings[0]
+
+    def scan(self, readings: list[torch.Tensor], initial: torch.Tensor | None, present: torch.Tensor | None) -> torch.Tensor:
+        return self.update(readings, None)  # it does not look at the state

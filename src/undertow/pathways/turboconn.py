@@ -189,3 +189,6 @@ class TurboConnPathway(Pathway):
             return readings[0]
         connections = torch.cat(readings, dim=-1).split(self.rank, dim=-1)
         return torch.cat([connections[i] for i in self.order], dim=-1)
+
+    def scan(self, readings: list[torch.Tensor], initial: torch.Tensor | None, present: torch.Tensor | None) -> torch.Tensor:
+        return self.update(readings, None)  # it does not look at the state
