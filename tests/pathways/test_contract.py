@@ -1,50 +1,17 @@
 """A pathway of one's own: every solver equals the rollout with it, and one that breaks the contract is refused by name."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
-from helpers import PATHWAYS, SAME, difference, hosted, tokens, unhosted
-from torch import nn
+from helpers import PATHWAYS, SAME, difference, tokens, unhosted
+from leaky import Leaky, LeakyPathway, leaky
 
 import undertow
 from undertow import ConfigError
 from undertow.host import learning
-from undertow.pathways import Pathway, Recurrence
-from undertow.pathways.base import Decode, scan_by_update
+from undertow.pathways.base import scan_by_update
 from undertow.solvers import Solver
-
-
-class LeakyPathway(Pathway):
-    """A low-rank memory that decays, with a rate that is learned, and no scan of its own."""
-
-    def __init__(self, lag: int, width: int) -> None:
-        super().__init__()
-        self.lag, self.state_width = lag, 6
-        self.reads, self.writes = frozenset({3}), frozenset({1})
-        self.down, self.up = nn.Linear(width, 6), nn.Linear(6, width)
-        self.rate = nn.Parameter(torch.full((6,), 0.7))
-
-    def read(self, site: int, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.down(hidden))
-
-    def write(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        return self.up(state)
-
-    def update(self, readings: list[torch.Tensor], state: torch.Tensor | None) -> torch.Tensor:
-        return readings[0] if state is None else readings[0] + self.rate * state
-
-
-@dataclass(frozen=True)
-class Leaky(Recurrence):
-    kind: ClassVar[str] = "leaky"
-    lag: int = 1
-    pathway: Any = LeakyPathway
-
-    def build(self, layers: int, width: int, decode: Decode | None = None) -> Pathway:
-        return self.pathway(self.lag, width)
-
 
 TOKENS = 11
 TO_THE_END: list[Solver] = [
@@ -65,13 +32,6 @@ def outcome(model: Any, solver: Solver, ids: torch.Tensor, **inputs: torch.Tenso
     parameters = list(model.model.recurrence.pathway.parameters())
     gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
     return out.logits.detach(), torch.cat([gradient.flatten() for gradient in gradients])
-
-
-def leaky(lag: int = 1) -> Any:
-    model = hosted("llama", Leaky(lag))
-    with torch.no_grad():
-        model.model.recurrence.pathway.rate.fill_(0.7)
-    return model
 
 
 def gaps(lag: int, solver: Solver) -> tuple[float, float]:
@@ -145,7 +105,9 @@ BROKEN = {
     "Altered.scan gives other states than .* padding": altered(scan=without_gates),
     "Altered.scan gives the initial states another gradient": altered(scan=cut_from_the_past),
     "Altered.scan gives the parameter rate another gradient": altered(scan=cut_from_the_rate),
-    r"Altered.scan gives other states .* \(of shape": altered(scan=lambda self, r, i, p: scan_by_update(self, r, i, p)[:, :1]),
+    r"Altered.scan gives other states .* \(of shape": altered(
+        scan=lambda self, r, i, p: scan_by_update(self, r, i, p)[:, :1]
+    ),
     r"Altered.update gives other states for no state \(None\)": altered(
         update=lambda self, r, s: r[0] if s is None else 0.5 * r[0] + s
     ),

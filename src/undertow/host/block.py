@@ -12,13 +12,14 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 
+from undertow.errors import ConfigError
 from undertow.host.arguments import Call, Cutter, Group, replace
 from undertow.host.checkpointing import checkpoints, without_checkpointing
 from undertow.host.looping import HostedLoop, RunLayer
 from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
 from undertow.host.stack import Recording
 from undertow.host.tokens import RowOrder
-from undertow.solvers.base import RecurrentBlock
+from undertow.solvers.base import RecurrentBlock, Solver
 
 if TYPE_CHECKING:
     from undertow.host.attach import Attachment
@@ -107,6 +108,7 @@ class HostedBlock(RecurrentBlock):
     # --- what solvers call
 
     def step(self, start: int, stop: int, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        self._check_states(state, stop - start)
         start, stop = start + self.origin, stop + self.origin
         if self.checkpointing and torch.is_grad_enabled() and not self._all(start, stop):
             # The library's own checkpointing would take the cache away; a whole group is checkpointed instead.
@@ -120,6 +122,7 @@ class HostedBlock(RecurrentBlock):
     def sweep(
         self, received: torch.Tensor | None, plain: bool = False, last: bool = False
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        self._check_states(received)
         start, stop = self.origin, self.origin + self.tokens
         if received is None and not plain and self.initial is not None:  # what comes before is known: start from that
             nothing = self.initial.new_zeros(self.initial.shape[0], self.tokens, self.initial.shape[2])
@@ -143,6 +146,7 @@ class HostedBlock(RecurrentBlock):
         return torch.cat([before, states], dim=1)[:, -self.lag :]
 
     def shift(self, states: torch.Tensor) -> torch.Tensor:
+        self._check_states(states)
         before = self._before(states) if self.initial is None else self.initial
         order = self._order
         states = states if order is None else order.together(states)
@@ -162,6 +166,7 @@ class HostedBlock(RecurrentBlock):
         return self.pathway.guess(readings)
 
     def update(self, readings: list[torch.Tensor], received: torch.Tensor) -> torch.Tensor:
+        self._check_states(received)
         return self.pathway.update(readings, received)
 
     def scan(self, readings: list[torch.Tensor]) -> torch.Tensor:
@@ -178,6 +183,15 @@ class HostedBlock(RecurrentBlock):
         part.origin, part.tokens, part.initial = self.origin + start, stop - start, initial
         part.whole = self.whole and stop - start == self.tokens
         return part
+
+    def check_solution(self, solver: Solver, output: torch.Tensor, states: torch.Tensor) -> None:
+        """Refuse what a solver gave if it is not of the shapes that it must give."""
+        self._check_states(states, by=f"the solver {type(solver).__name__}")
+        if output.shape != self.hidden.shape:
+            raise ConfigError(
+                f"the solver {type(solver).__name__} gave an output of shape {list(output.shape)}; give the last sweep's, "
+                f"{list(self.hidden.shape)}"
+            )
 
     def finish(self) -> None:
         """Give the keys and values of a rollout to the cache that the model was called with, and let go of the graph."""
@@ -204,6 +218,12 @@ class HostedBlock(RecurrentBlock):
     def _before(self, states: torch.Tensor) -> torch.Tensor:
         """The states before a sequence ``[B, lag, W]``: none."""
         return states.new_zeros(states.shape[0], self.lag, states.shape[2])
+
+    def _check_states(self, states: torch.Tensor | None, count: int | None = None, by: str = "a solver") -> None:
+        """Refuse states of another shape than those of `count` tokens, all by default: broadcasting would hide it."""
+        wanted = (self.hidden.shape[0], self.tokens if count is None else count, self.pathway.state_width)
+        if states is not None and states.shape != wanted:
+            raise ConfigError(f"{by} gave states of shape {list(states.shape)}; give one a row and token, {list(wanted)}")
 
     def _all(self, start: int, stop: int) -> bool:
         return stop - start == self.hidden.shape[1]

@@ -94,7 +94,9 @@ class Forward:
         hidden = layers(0, pathway.first_layer, hidden)
         initial = None if recent is None else recent[0]
         block = HostedBlock(attachment, recording, hidden, cache, past, active, present, initial, order, loop)
-        hidden, new_states, attachment.report = self.solver(past).solve(block)
+        solver = self.solver(past)
+        hidden, new_states, attachment.report = solver.solve(block)
+        block.check_solution(solver, hidden, new_states)
         block.finish()
         if states is not None:
             states.append(new_states.detach(), active, real, order is not None)

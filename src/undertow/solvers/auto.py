@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ import torch
 
 from undertow.errors import ConfigError
 from undertow.solvers.agreement import largest
-from undertow.solvers.base import Plan, RecurrentBlock, Solver, SolverReport
+from undertow.solvers.base import Plan, RecurrentBlock, Solver, SolverMemory, SolverReport
 from undertow.solvers.gradients import Gradient
 from undertow.solvers.sequential import roll_out
 from undertow.solvers.solution import pass_at_solution, relative_change
@@ -54,7 +55,7 @@ class Auto(Solver):
     """Forwards between two measurements; the first come sooner, after 1, 2, 4, 8, ... forwards."""
     gradient: str = "adjoint(0.1)"
     """One pass with a graph at the solution, and its vector-Jacobian products: adjoint(n) takes n, adjoint(tolerance) as
-    many, up to four, as it took when last measured."""
+    many, up to four, as it took when last measured; where four are too few, a warning says so once."""
     rollout_cost: float | None = None
     """How many sweeps may run in place of one rollout; their times are compared if left out, so that runs with the same
     seed may then differ within the tolerance."""
@@ -109,9 +110,21 @@ class Auto(Solver):
         if gradient.tolerance is None:
             return pass_at_solution(block, states, gradient)
         if measured or plan.products is None:
-            most = Gradient("adjoint", MOST_PRODUCTS, gradient.tolerance)
-            return pass_at_solution(block, states, most, functools.partial(setattr, plan, "products"))
+            most, groups = Gradient("adjoint", MOST_PRODUCTS, gradient.tolerance), -(-block.tokens // block.lag)
+            return pass_at_solution(block, states, most, functools.partial(self.note, block.memory, plan, groups))
         return pass_at_solution(block, states, Gradient("adjoint", plan.products))
+
+    def note(self, memory: SolverMemory, plan: Plan, groups: int, products: int) -> None:
+        """Keep how many products a measured gradient took; says once where the most were too few for its tolerance."""
+        capped = products == MOST_PRODUCTS < groups  # as many products as groups are exact
+        if capped and not any(each.capped for each in memory.plans.values()):
+            warnings.warn(
+                f"auto's gradient still changed by more than its tolerance, {self.gradient}, after {MOST_PRODUCTS} "
+                "products, the most that it takes: it does not reach back to all the states that matter here. Choose "
+                f'Auto(gradient="adjoint(n)") with a larger n, or Sequential() for the full gradient',
+                stacklevel=2,
+            )
+        plan.products, plan.capped = products, capped
 
     def measure(self, block: RecurrentBlock, plan: Plan, tokens: int) -> torch.Tensor:
         """The exact states ``[B, T, W]`` of this batch; the plan then says how to find those of the next ones.

@@ -50,6 +50,7 @@ class Plan:
         forwards: how many forwards went by.
         next_measurement: the forward to measure in.
         products: how many vector-Jacobian products the gradient took when it was measured; None before.
+        capped: whether these were the most that there may be, and one more would have changed it by more than its tolerance.
     """
 
     sweeps: int | None = None
@@ -59,6 +60,7 @@ class Plan:
     forwards: int = 0
     next_measurement: int = 1
     products: int | None = None
+    capped: bool = False
 
 
 @dataclass
