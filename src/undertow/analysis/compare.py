@@ -15,6 +15,7 @@ from undertow.evaluation.report import spread, table
 from undertow.evaluation.run import seed_folders
 from undertow.evaluation.study import runs_in
 from undertow.files import read_json, write_text
+from undertow.paths import takes_paths
 from undertow.training.log import read_log
 from undertow.training.recipe import Recipe
 from undertow.training.run import LOG, RECIPE
@@ -67,6 +68,7 @@ class Run:
         return [statistics.mean(found) for found in by_seed if found]
 
 
+@takes_paths
 def read_run(path: Path) -> Run:
     """What a finished run left behind.
 
@@ -95,6 +97,7 @@ def read_run(path: Path) -> Run:
     )
 
 
+@takes_paths
 def compare_lengths(paths: Sequence[Path], output: Path) -> str:
     """Accuracy by length of several runs: a table, `lengths.json` and the figure `lengths.png`.
 
@@ -155,6 +158,7 @@ def length_figure(runs: Sequence[Run], path: Path) -> None:
     save_figure(figure, path)
 
 
+@takes_paths
 def compare_latency(paths: Sequence[Path], output: Path) -> str:
     """Recursions, time of a step and accuracy of several runs: a table like the paper's Table 1, and `latency.json`.
 

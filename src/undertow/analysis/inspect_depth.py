@@ -38,6 +38,7 @@ from undertow.evaluation.report import percent, table
 from undertow.files import write_text
 from undertow.host.attach import find_attachment, recurs_in_time
 from undertow.models import HuginnForCausalLM
+from undertow.paths import takes_paths
 from undertow.tasks import PadCollator, real_tokens
 from undertow.training.recipe import Recipe
 
@@ -54,6 +55,7 @@ SHARES, END = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0), 4
 CHOSEN = 3  # tokens whose trajectories are drawn
 
 
+@takes_paths
 def inspect_depth(run: Path, examples: int) -> str:
     """Inspect the first seed's model on the first held-out examples of its task; writes `depth/` into its folder.
 

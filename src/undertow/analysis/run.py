@@ -23,6 +23,7 @@ from undertow.evaluation.run import seed_folders
 from undertow.evaluation.study import runs_in
 from undertow.files import write_text
 from undertow.host.attach import recurs_in_time
+from undertow.paths import takes_paths
 from undertow.solvers import Sequential
 from undertow.tasks import PadCollator, Split, Task
 from undertow.training.build import count_parameters, load, outline, quiet_libraries
@@ -32,6 +33,7 @@ from undertow.training.recipe import Recipe
 from undertow.training.run import LOG, MODEL, RECIPE, load_recipe
 
 
+@takes_paths
 def inspect_fidelity(run: Path, examples: int) -> str:
     """How faithful each solver setting is on a run's models and the first held-out examples of its task.
 
@@ -56,6 +58,7 @@ def inspect_fidelity(run: Path, examples: int) -> str:
     return f"{fidelity_table(found)}\n\n{recommendation(found)}\n\nFigure: {run / 'fidelity.png'}"
 
 
+@takes_paths
 def inspect_choices(paths: Sequence[Path], examples: int) -> str:
     """How the models of several runs spread probability over the possible answers: a table like the paper's Table 4.
 
@@ -84,6 +87,7 @@ def inspect_choices(paths: Sequence[Path], examples: int) -> str:
     return choices_table(table_rows)
 
 
+@takes_paths
 def inspect_parameters(path: Path, overrides: list[str]) -> str:
     """What a recipe would train, counted without its weights.
 
@@ -96,6 +100,7 @@ def inspect_parameters(path: Path, overrides: list[str]) -> str:
     return f"{recipe.name}\n\n" + table(["parameters", "number"], [[name, f"{count:,}"] for name, count in counts.items()])
 
 
+@takes_paths
 def inspect_gates(run: Path) -> str:
     """Both gates of T²MLR over training, of each of a run's seeds: a figure `gates.png` and a table of where they ended.
 
@@ -119,6 +124,7 @@ def inspect_gates(run: Path) -> str:
     return f"{table(['gate', 'step', 'tanh(γ)', 'largest'], rows)}\n\nFigure: {run / 'gates.png'}"
 
 
+@takes_paths
 def inspect_positions(run: Path, examples: int) -> str:
     """Loss by position and, with a recurrence, the size of the state there, on held-out examples: a figure and a table.
 
@@ -146,6 +152,7 @@ def inspect_positions(run: Path, examples: int) -> str:
     return f"{table(['position', *lines], rows)}\n\nFigures: {run}/*-by-position.png"
 
 
+@takes_paths
 def inspect_probes(run: Path, baseline: Path | None, examples: int) -> str:
     """What probes on each layer know of the next token, of a run and, if given, of another: a table and `probes.png`.
 

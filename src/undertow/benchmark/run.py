@@ -17,10 +17,12 @@ from undertow.benchmark.timing import Timing, TokenClock, interleaved, timed
 from undertow.config import to_mapping
 from undertow.evaluation.report import table
 from undertow.files import write_text
+from undertow.paths import takes_paths
 from undertow.training.build import quiet_libraries
 from undertow.training.run import versions
 
 
+@takes_paths
 def bench(settings: Bench, output: Path) -> str:
     """Measure what the settings ask for; writes `bench.json` and `bench.md` and returns the table."""
     quiet_libraries()

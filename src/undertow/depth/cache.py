@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from undertow.depth.policy import CachePolicy, Full
 from undertow.errors import ConfigError, DataError
+from undertow.fields import fitting
 
 # The library's keyword for the cache: `past_key_values` up to transformers 5.23, `cache` since.
 CACHE = (
@@ -238,7 +239,7 @@ class DepthCache(Cache):
         if policy is not None and not isinstance(policy, CachePolicy):
             raise ConfigError(f"the cache policy is {policy!r}; give one such as undertow.depth.Budget(4)")
         super().__init__(layers=[])
-        self.policy, self.tokens = policy or Full(), max(tokens, 1)
+        self.policy, self.tokens = policy or Full(), max(fitting("tokens", int, tokens), 1)
 
     @property
     def depths(self) -> torch.Tensor:

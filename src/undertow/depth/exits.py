@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from undertow.depth.loop import check_depth
 from undertow.errors import ConfigError
+from undertow.fields import check_fields
 
 
 @dataclass
@@ -65,6 +66,7 @@ class ExitRule:
     """Iterations before the first check: no token stops earlier."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_depth("minimum", self.minimum)
 
     def watch(self) -> Watch:
@@ -81,8 +83,8 @@ class _Threshold(ExitRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.threshold, int | float) or not self.threshold > 0:
-            raise ConfigError(f"threshold is {self.threshold!r}; nothing is below it, so use more than 0")
+        if self.threshold <= 0:
+            raise ConfigError(f"threshold is {self.threshold}; nothing is below it, so use more than 0")
 
 
 @dataclass(frozen=True)
@@ -201,11 +203,11 @@ class Scripted(ExitRule):
     """Iterations of the tokens at positions 0, 1, 2, ...; the last one holds for all further positions."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not isinstance(self.depths, tuple | list) or not self.depths:
             raise ConfigError(f"depths is {self.depths!r}; give a tuple of at least one depth")
         for depth in self.depths:
             check_depth("a depth of the script", depth)
+        super().__post_init__()
 
     def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
         depths = torch.tensor(self.depths, device=evidence.positions.device)

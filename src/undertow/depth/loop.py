@@ -14,6 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from undertow.errors import ConfigError
+from undertow.fields import check_fields
 
 # One iteration: the state ``[B, T, D]`` before it and its number, counted from 0, to the state after it.
 Iteration = Callable[[torch.Tensor, int], torch.Tensor]
@@ -33,6 +34,8 @@ class Steps:
     with_gradient: int
 
     def __post_init__(self) -> None:
+        if type(self.without_gradient) is not int or type(self.with_gradient) is not int:  # each forward asks
+            check_fields(self)
         if min(self.without_gradient, self.with_gradient) < 0 or self.total < 1:
             raise ConfigError(
                 f"depth is {self.without_gradient} iterations without gradient and {self.with_gradient} with it; "
@@ -62,7 +65,7 @@ def steps_from(depth: int | tuple[int, int] | Steps | None, default: int, backwa
     if isinstance(depth, Steps):
         return depth
     if isinstance(depth, tuple | list):
-        if len(depth) != 2 or not all(isinstance(part, int) for part in depth):
+        if len(depth) != 2 or not all(type(part) is int for part in depth):
             raise ConfigError(f"depth is {depth!r}; a pair gives the iterations without gradient and those with it")
         return Steps(*depth)
     return Steps.of(depth, backward)

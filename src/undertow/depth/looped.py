@@ -11,6 +11,7 @@ from torch import nn
 
 from undertow.depth.loop import check_depth
 from undertow.errors import ConfigError, nearest
+from undertow.fields import check_fields
 
 Injection = Literal["adapter", "none"]
 
@@ -62,9 +63,9 @@ class Looped:
             layers = getattr(self, name)
             if not isinstance(layers, tuple | list | range) or not all(type(layer) is int for layer in layers):
                 raise ConfigError(f"{name} is {layers!r}; give a tuple of layer numbers, such as (0, 1)")
-            object.__setattr__(self, name, tuple(layers))  # a range is no JSON
         if self.injection not in get_args(Injection):
             raise ConfigError(f"injection is {self.injection!r}; choose one of {', '.join(get_args(Injection))}")
+        check_fields(self)  # a range becomes a tuple, which JSON can hold
         if not self.core:
             raise ConfigError("core is empty; pick at least one layer to loop")
         picked = [*self.prelude, *self.core, *self.coda]

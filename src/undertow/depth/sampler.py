@@ -10,6 +10,7 @@ import torch
 
 from undertow.depth.loop import Steps, check_depth
 from undertow.errors import ConfigError
+from undertow.fields import check_fields
 
 # Keeps the seeds of a sampler's steps apart from those of other uses of the same seed.
 _STREAM = 0x9E3779B97F4A7C15
@@ -39,6 +40,7 @@ class SampledDepth:
     """W: the micro-batches over which it rises: training.accumulate of them make a step."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_depth("mean", self.mean)
         check_depth("backward", self.backward)
         if self.spread < 0:
@@ -80,6 +82,7 @@ class FixedDepth:
     """Iterations that carry gradient, the last ones."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_depth("depth", self.depth)
         check_depth("backward", self.backward)
 

@@ -21,6 +21,7 @@ from undertow.evaluation.accuracy import generate
 from undertow.evaluation.report import percent, table
 from undertow.evaluation.run import seed_folders
 from undertow.files import read_json, write_text
+from undertow.paths import takes_paths
 from undertow.tasks import GSM8K, Split
 from undertow.training.build import load, quiet_libraries
 from undertow.training.recipe import Recipe
@@ -38,6 +39,7 @@ class Written:
     right: int = 0
 
 
+@takes_paths
 def write_chains(
     run: Path, output: Path, temperature: float = 0.0, max_new_tokens: int = 256, batch: int = 64, seed: int = 0
 ) -> str:

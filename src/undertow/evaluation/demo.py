@@ -16,6 +16,7 @@ from undertow.evaluation.accuracy import Accuracy, accuracy_by_length
 from undertow.evaluation.figures import accuracy_figure
 from undertow.evaluation.report import percent, table
 from undertow.files import write_text
+from undertow.paths import takes_paths
 from undertow.training.build import load
 from undertow.training.log import read_log
 from undertow.training.recipe import Recipe
@@ -53,6 +54,7 @@ class Compared:
         return percent(next(a.share for a in self.accuracies if a.length == length))
 
 
+@takes_paths
 def demo(output: Path, examples: int = 256) -> str:
     """Train, evaluate and compare; writes `demo.md`, `demo.json` and `demo.png` and returns the table."""
     models = {name: compare(name, output, examples) for name in MODELS}

@@ -20,6 +20,7 @@ from undertow.evaluation.figures import accuracy_figure
 from undertow.evaluation.loss import Loss, loss_per_token, loss_table
 from undertow.evaluation.report import accuracy_table
 from undertow.files import write_text
+from undertow.paths import takes_paths
 from undertow.tasks import Example, Text, encode_prompt
 from undertow.training.build import ADAPTER, context_of, load, loops, quiet_libraries
 from undertow.training.data import most_tokens
@@ -27,6 +28,7 @@ from undertow.training.recipe import Recipe
 from undertow.training.run import MODEL, RECIPE
 
 
+@takes_paths
 def seed_folders(run: Path) -> list[Path]:
     """The folders of a run's seeds: the folder itself, or those inside it.
 
@@ -42,6 +44,7 @@ def seed_folders(run: Path) -> list[Path]:
     return finished
 
 
+@takes_paths
 def load_at(folder: Path, depth: int | None) -> tuple[Any, PreTrainedTokenizerBase]:
     """The model in a folder and its tokenizer, set to run `depth` iterations; as many as it was trained with if None.
 
@@ -64,6 +67,7 @@ def depth_suffix(depth: int | None) -> str:
     return "" if depth is None else f"-depth-{depth}"
 
 
+@takes_paths
 def evaluate(run: Path, overrides: list[str], depth: int | None = None) -> str:
     """Evaluate every seed of a run by its recipe, with `overrides` applied; writes the results and returns a table.
 
@@ -115,6 +119,7 @@ def suffix_of(folder: Path, recipe: Recipe) -> str:
     return "" if recipe.task == trained else f"-{recipe.task.kind}{own}"
 
 
+@takes_paths
 def evaluate_folder(folder: Path, recipe: Recipe, suffix: str = "", depth: int | None = None) -> list[Accuracy]:
     """Accuracies of one seed's model, also written to `accuracy.json` in its folder, with a suffix for another test or
     depth."""
@@ -148,6 +153,7 @@ def keep_evaluation(folder: Path, recipe: Recipe) -> None:
         save_yaml(dataclasses.replace(trained, evaluation=recipe.evaluation), folder / RECIPE)
 
 
+@takes_paths
 def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "", depth: int | None = None) -> Loss:
     """The loss a token of one seed's model on its task's test split, also written to `loss.json` in its folder, with a
     suffix for another text or depth."""
@@ -175,6 +181,7 @@ def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "", depth: int | N
     return loss
 
 
+@takes_paths
 def continue_prompt(run: Path, prompt: str, max_new_tokens: int, temperature: float, depth: int | None = None) -> str:
     """The text that the model of a run, or in any folder, writes after a prompt, with `depth` iterations if it is given.
 

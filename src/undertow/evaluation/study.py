@@ -31,6 +31,7 @@ from undertow.evaluation.figures import curves_figure
 from undertow.evaluation.report import table
 from undertow.evaluation.run import check_test, evaluate_folder, evaluate_loss
 from undertow.files import read_json, write_text
+from undertow.paths import takes_paths
 from undertow.training.build import quiet_libraries
 from undertow.training.log import diverged, read_log
 from undertow.training.recipe import Recipe
@@ -174,6 +175,7 @@ def study(settings: Study) -> str:
     return text
 
 
+@takes_paths
 def runs_in(path: Path) -> list[Path]:
     """The folders of a finished study's runs, in the study's order; of any other folder, that folder itself."""
     if not (path / SUMMARY).is_file():

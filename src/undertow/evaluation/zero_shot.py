@@ -16,6 +16,7 @@ from undertow.evaluation.run import depth_suffix, load_at, seed_folders
 from undertow.files import write_text
 from undertow.host import set_solver
 from undertow.host.attach import recurs_in_time
+from undertow.paths import takes_paths
 from undertow.solvers import Jacobi
 from undertow.training.build import first_line, quiet_libraries
 from undertow.training.run import MODEL
@@ -25,6 +26,7 @@ logger = logging.getLogger("undertow")
 Scores = dict[str, dict[str, float]]
 
 
+@takes_paths
 def zero_shot(
     run: Path,
     tasks: Sequence[str],
@@ -69,6 +71,7 @@ def zero_shot(
     return zero_shot_table(found)
 
 
+@takes_paths
 def zero_shot_scores(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,

@@ -11,7 +11,9 @@ from transformers import PreTrainedModel
 
 from undertow.depth.looped import Loop, Looped
 from undertow.errors import ConfigError
+from undertow.fields import shown
 from undertow.host.arguments import CallLayout
+from undertow.host.given import check_model, check_recurrence, check_solver
 from undertow.host.hooks import install, uninstall
 from undertow.host.learning import learn
 from undertow.host.looping import DepthReport
@@ -143,8 +145,10 @@ def attach(model: Model, recurrence: Recurrence | Looped, solver: Solver | None 
         UnsupportedArchitectureError: the model's layers pass on more than the residual stream, or keep recurrent states.
         ConfigError: the recurrence does not fit the model, or the model has one.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise ConfigError(f"attach takes a transformers model, not a {type(model).__name__}; attach before PEFT wraps it")
+    check_model(model)
+    check_recurrence(recurrence)
+    check_solver("solver", solver)
+    assert isinstance(model, PreTrainedModel)
     stack_name = find_stack(model)
     parent_name, _, attribute = stack_name.rpartition(".")
     backbone, stack = model.get_submodule(parent_name), model.get_submodule(stack_name)
@@ -204,9 +208,8 @@ def set_solver(model: nn.Module, solver: Solver | None = None, prefill: Solver |
 
     Token-by-token generation, and whatever continues a cache, is exact whatever this says.
     """
-    for given in (solver, prefill):
-        if given is not None and not isinstance(given, Solver):
-            raise ConfigError(f"solver is {given!r}; give one such as undertow.Sequential()")
+    check_solver("solver", solver)
+    check_solver("prefill", prefill)
     if isinstance(prefill, Auto):
         raise ConfigError("Auto adapts while a model is trained; choose a fixed solver for prefill, such as Scan")
     attachment = find_attachment(model)
@@ -229,6 +232,8 @@ def depth_report(model: nn.Module) -> DepthReport | None:
 
 def find_backbone(model: nn.Module) -> nn.Module:
     """The module that owns the hosted layer list."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{shown(model)} is no model; give one that undertow.attach was called with")
     for module in model.modules():
         attachment = module._modules.get(ATTACHMENT)
         if attachment is not None and isinstance(in_use(attachment), Attachment):

@@ -108,7 +108,7 @@ class HostedBlock(RecurrentBlock):
     # --- what solvers call
 
     def step(self, start: int, stop: int, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        self._check_states(state, stop - start)
+        self._check_states(state, stop - start, rows=None if state is None else state.shape[0])
         start, stop = start + self.origin, stop + self.origin
         if self.checkpointing and torch.is_grad_enabled() and not self._all(start, stop):
             # The library's own checkpointing would take the cache away; a whole group is checkpointed instead.
@@ -219,9 +219,15 @@ class HostedBlock(RecurrentBlock):
         """The states before a sequence ``[B, lag, W]``: none."""
         return states.new_zeros(states.shape[0], self.lag, states.shape[2])
 
-    def _check_states(self, states: torch.Tensor | None, count: int | None = None, by: str = "a solver") -> None:
+    def _check_states(
+        self, states: torch.Tensor | None, count: int | None = None, rows: int | None = None, by: str = "a solver"
+    ) -> None:
         """Refuse states of another shape than those of `count` tokens, all by default: broadcasting would hide it."""
-        wanted = (self.hidden.shape[0], self.tokens if count is None else count, self.pathway.state_width)
+        wanted = (
+            self.hidden.shape[0] if rows is None else rows,
+            self.tokens if count is None else count,
+            self.pathway.state_width,
+        )
         if states is not None and states.shape != wanted:
             raise ConfigError(f"{by} gave states of shape {list(states.shape)}; give one a row and token, {list(wanted)}")
 

@@ -18,10 +18,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
-from undertow.errors import ConfigError, UnsupportedArchitectureError
+from undertow.errors import ConfigError, DataError, UnsupportedArchitectureError
 from undertow.host.forward import Forward
+from undertow.host.given import ARGUMENTS, _validate_model_kwargs, check_given, check_names
 from undertow.host.learning import Observer, learn
-from undertow.host.looping import LOOP_ARGUMENTS
 from undertow.host.method import InstanceMethod, is_method
 from undertow.host.offloading import bring_in
 from undertow.host.owners import ATTACHMENT, Owners, in_use
@@ -30,8 +30,6 @@ from undertow.host.stack import Stack, current_forward
 if TYPE_CHECKING:
     from undertow.host.attach import Attachment
 
-# What a model's forward is given for the recurrence, on its way to the backbone's, which some models would not pass on.
-ARGUMENTS = ("recurrent_mask", *LOOP_ARGUMENTS)
 # Where a `forward` that stood in the backbone's own `__dict__` before ours is kept, such as one of accelerate's.
 EARLIER = "_undertow_earlier_forward"
 
@@ -63,6 +61,7 @@ def install(owners: Owners) -> None:
     if "forward" in vars(backbone):
         vars(backbone)[EARLIER] = vars(backbone)["forward"]
     backbone.forward = InstanceMethod(forward, backbone)
+    model._validate_model_kwargs = InstanceMethod(_validate_model_kwargs, model)  # type: ignore[assignment]
     model.prepare_inputs_for_generation = InstanceMethod(prepare_inputs_for_generation, model)  # type: ignore[assignment]
 
 
@@ -70,7 +69,8 @@ def uninstall(model: nn.Module, backbone: nn.Module, hooks: list[RemovableHandle
     """Take them off again."""
     for hook in hooks:
         hook.remove()
-    vars(model).pop("prepare_inputs_for_generation", None)
+    for name in ("prepare_inputs_for_generation", "_validate_model_kwargs"):
+        vars(model).pop(name, None)
     earlier = vars(backbone).pop(EARLIER, None)
     if isinstance(vars(backbone).get("forward"), InstanceMethod):
         del vars(backbone)["forward"]
@@ -82,6 +82,7 @@ def uninstall(model: nn.Module, backbone: nn.Module, hooks: list[RemovableHandle
 
 
 def take_arguments(owners: Owners, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    check_names(model, kwargs)
     Given(owners, {name: kwargs.pop(name) for name in ARGUMENTS if name in kwargs})
     return args, kwargs
 
@@ -114,6 +115,12 @@ def prepare_inputs_for_generation(
         # What is cached is counted, as `input_ids` holds no prompt that was given as embeddings.
         cache = next((value for value in inputs.values() if isinstance(value, Cache)), None)
         total = new.shape[1] + (0 if cache is None else int(cache.get_seq_length()))
+        # Where an assistant drafts, the first call has tokens beyond the prompt; no mask is ever longer than the text.
+        if recurrent_mask.ndim != 2 or (kwargs.get("is_first_iteration") and recurrent_mask.shape[1] > total):
+            raise DataError(
+                f"recurrent_mask has shape {list(recurrent_mask.shape)}; generate() needs one entry for each token so far, "
+                f"[{new.shape[0]}, {total}]"
+            )
         generated = recurrent_mask.new_ones(recurrent_mask.shape[0], max(total - recurrent_mask.shape[1], 0))
         inputs["recurrent_mask"] = torch.cat([recurrent_mask, generated], dim=1)[:, total - new.shape[1] : total]
     return inputs
@@ -175,10 +182,7 @@ def start(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         bring_in(attachment)
     if not attachment.layouts:
         learn(attachment)  # by forwards of the model's own, which are given nothing
-    if attachment.loop is None:
-        for name in LOOP_ARGUMENTS:
-            if inputs.get(name):
-                raise ConfigError(f"{name} is given, but the model has no recurrence in depth; attach undertow.Looped first")
+    check_given(attachment, inputs)
     return Forward(attachment, recording_list(backbone, attachment), inputs)
 
 

@@ -67,7 +67,7 @@ class HostedLoop:
         self.core = range(self.settings.core[0], self.settings.core[-1] + 1)
         self.steps = steps_from(inputs.get("depth"), self.settings.depth, self.settings.backward)
         self.rule: ExitRule | None = inputs.get("exit_rule")
-        self.resume, self.warm = int(inputs.get("resume") or 0), bool(inputs.get("warm_start"))
+        self.resume, self.warm = inputs.get("resume") or 0, bool(inputs.get("warm_start"))
         hidden = recording.hidden
         batch, tokens = hidden.shape[:2]
         self.learning = torch.is_grad_enabled() and (
@@ -100,8 +100,6 @@ class HostedLoop:
         self.norm = final_norm(attachment.owners) if self.settings.norm else None
 
     def check(self, alone: bool) -> None:
-        if self.rule is not None and not isinstance(self.rule, ExitRule):
-            raise ConfigError(f"exit_rule is {self.rule!r}; give one such as undertow.depth.LatentDifference(0.03)")
         if self.rule is not None and self.learning:
             raise ConfigError("an exit rule works without gradients only; call the model under torch.no_grad()")
         if self.rule is not None and self.rule.needs_gate and self.loop.gate is None:

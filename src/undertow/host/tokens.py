@@ -95,6 +95,8 @@ def _new_part(mask: torch.Tensor, batch: int, tokens: int, past: int) -> torch.T
             f"recurrent_mask has shape {list(mask.shape)}; it needs one entry a token: [{batch}, {tokens}]"
             + (f", or [{batch}, {past + tokens}] with the cached ones" if past else "")
         )
+    if mask.is_floating_point() or mask.is_complex():  # 0 and -inf, as some attention masks are, would be taken for 0 and 1
+        raise DataError(f"recurrent_mask is of type {mask.dtype}; give whole numbers, 1 and 0, or True and False")
     return mask[:, -tokens:].bool()
 
 

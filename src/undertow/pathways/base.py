@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from undertow.errors import ConfigError
+from undertow.fields import check_fields
 
 Decode = Callable[[torch.Tensor], torch.Tensor]
 
@@ -111,6 +112,9 @@ class Recurrence(ABC):
     """The settings of a recurrence in time: what `undertow.attach` takes and a checkpoint's config records."""
 
     kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @abstractmethod
     def build(self, layers: int, width: int, decode: Decode | None = None) -> Pathway:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from undertow.errors import ConfigError
+from undertow.fields import check_fields
 from undertow.pathways.base import Decode, Pathway, Recurrence
 
 
@@ -21,6 +22,7 @@ class SoftToken(Recurrence):
     """Share of the expected embedding in the input, between 0 and 1: the paper's lambda. With 0 the model is the base."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.weight <= 1:
             raise ConfigError(f"soft-token weight is {self.weight}; it is a share, so use a number from 0 to 1")
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from undertow.errors import ConfigError
+from undertow.fields import check_fields, fitting
 from undertow.pathways.base import Decode, Pathway, Recurrence, check_layer
 from undertow.pathways.scan import NormScan
 
@@ -39,6 +40,7 @@ class T2MLR(Recurrence):
     """Gain of the gates' Xavier initialisation: 0.01 in the released fine-tuning code, 1 in its pretraining code."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.first_layer > self.last_layer:
             raise ConfigError(
                 f"T2MLR's first_layer {self.first_layer} lies above its last_layer {self.last_layer}: the state would go "
@@ -48,7 +50,8 @@ class T2MLR(Recurrence):
     @classmethod
     def from_paper(cls, l_start: int, l_end: int, **settings: Any) -> T2MLR:
         """T²MLR(l_start, l_end) in the paper's numbering: 1-based, inclusive."""
-        return cls(l_start - 1, l_end - 1, **settings)
+        start, end = fitting("T²MLR's l_start", int, l_start), fitting("T²MLR's l_end", int, l_end)
+        return cls(start - 1, end - 1, **settings)
 
     def build(self, layers: int, width: int, decode: Decode | None = None) -> T2MLRPathway:
         check_layer("T2MLR's first_layer", self.first_layer, layers)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from undertow.errors import ConfigError, nearest
+from undertow.fields import check_fields, fitting
 from undertow.pathways.base import Decode, Pathway, Recurrence, check_layer
 
 Connection = tuple[int, int]
@@ -35,8 +36,8 @@ class TurboConn(Recurrence):
     """Whether connections read states at unit root mean square, which the paper's do not; for large residual streams."""
 
     def __post_init__(self) -> None:
-        pairs = tuple((int(source), int(destination)) for source, destination in self.connections)
-        object.__setattr__(self, "connections", pairs)
+        check_fields(self)
+        pairs = self.connections
         if not pairs:
             raise ConfigError("TurboConn has no connections; give at least one (source layer, destination layer) pair")
         for source, destination in pairs:
@@ -65,7 +66,11 @@ class TurboConn(Recurrence):
         normalize: bool = False,
     ) -> TurboConn:
         """The paper's wiring rule (appendix A.5): every pair of the two lists that is at least `min_gap` layers apart."""
-        pairs = tuple((s, d) for s in sources for d in destinations if s - d >= min_gap)
+        lower, higher = (
+            fitting(name, tuple[int, ...], layers) for name, layers in (("destinations", destinations), ("sources", sources))
+        )
+        gap = fitting("min_gap", int, min_gap)
+        pairs = tuple((s, d) for s in higher for d in lower if s - d >= gap)
         if not pairs:
             raise ConfigError(f"no source lies {min_gap} layers above a destination; use a smaller min_gap")
         return cls(pairs, lag=lag, alpha=alpha, rank=rank, normalize=normalize)

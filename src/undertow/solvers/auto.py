@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 
 from undertow.errors import ConfigError
+from undertow.fields import check_fields
 from undertow.solvers.agreement import largest
 from undertow.solvers.base import Plan, RecurrentBlock, Solver, SolverMemory, SolverReport
 from undertow.solvers.gradients import Gradient
@@ -61,6 +62,7 @@ class Auto(Solver):
     seed may then differ within the tolerance."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 < self.tolerance < 1:
             raise ConfigError(f"auto's tolerance is {self.tolerance}; use a share between 0 and 1, such as 0.01")
         if self.every < 1:

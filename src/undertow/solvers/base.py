@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from undertow.fields import check_fields
+
 
 @dataclass(frozen=True)
 class SolverReport:
@@ -154,6 +156,9 @@ class Solver(ABC):
     """The settings of a solver. It holds nothing of a forward, so one object may serve many models and threads."""
 
     kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @abstractmethod
     def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 
 from undertow.errors import ConfigError
+from undertow.fields import check_fields
 from undertow.solvers.base import RecurrentBlock, Solver, SolverReport
 from undertow.solvers.sequential import Sequential
 from undertow.solvers.sweeps import Jacobi, Scan, Sweeping
@@ -30,6 +31,7 @@ class Chunked(Solver):
     """Solver inside a chunk. In training only the last of its passes carries gradient."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.chunk < 1:
             raise ConfigError(f"chunked has a chunk of {self.chunk} tokens; use 1 or more")
         if self.inner.gradient.startswith("adjoint"):

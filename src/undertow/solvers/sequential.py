@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from undertow.fields import check_fields
 from undertow.solvers.base import RecurrentBlock, Solver, SolverReport
 from undertow.solvers.gradients import Gradient
 from undertow.solvers.solution import pass_at_solution
@@ -24,6 +25,7 @@ class Sequential(Solver):
     one parallel pass with a graph and n vector-Jacobian products; ceil(tokens / lag) of these are exact."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         Gradient.parse(self.gradient)
 
     def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 
 from undertow.errors import ConfigError
+from undertow.fields import check_fields
 from undertow.solvers.agreement import largest
 from undertow.solvers.base import RecurrentBlock, Solver, SolverReport
 from undertow.solvers.gradients import Gradient
@@ -113,6 +114,7 @@ class Jacobi(Sweeping):
     """Stop early when a sweep changes the states by less than this share."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self.settings()
 
     def settings(self) -> tuple[int, Gradient, float | None]:
@@ -148,6 +150,7 @@ class Scan(Sweeping):
     """Stop early when a sweep changes the states by less than this share."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self.settings()
 
     def settings(self) -> tuple[int, Gradient, float | None]:

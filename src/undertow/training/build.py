@@ -23,6 +23,7 @@ from undertow.errors import CheckpointError, ConfigError, UndertowError, nearest
 from undertow.host import attach, set_solver
 from undertow.host.attach import has_recurrence, recurs_in_time
 from undertow.models import HuginnForCausalLM, LSTMConfig, with_pauses
+from undertow.paths import takes_paths
 from undertow.tasks import character_tokenizer
 from undertow.training.depth import native_model
 from undertow.training.recipe import LoRASection, ModelSection, Recipe
@@ -149,6 +150,7 @@ def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
     return model, tokenizer
 
 
+@takes_paths
 def load_adapter(folder: Path) -> tuple[Any, PreTrainedTokenizerBase]:
     """The base model of an adapter with the adapter merged into it, its recurrence attached, and the base's tokenizer.
 

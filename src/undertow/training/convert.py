@@ -14,11 +14,13 @@ from undertow.files import replacing_folder
 from undertow.host import attach, detach
 from undertow.models.huginn import HuginnConfig
 from undertow.models.huginn.importing import import_huginn
+from undertow.paths import takes_paths
 from undertow.training.build import load, quiet_libraries
 
 PROBE = 8  # tokens that the converted model is compared on
 
 
+@takes_paths
 def loop_checkpoint(source: str, output: Path, looped: Looped) -> str:
     """Loop the layers of the model in `source` and save it, tokenizer included, to `output`; what was done, in a sentence.
 
@@ -50,6 +52,7 @@ def loop_checkpoint(source: str, output: Path, looped: Looped) -> str:
     return f"{output}: {shape} layers, {looped.depth} iterations{same}"
 
 
+@takes_paths
 def import_checkpoint(source: str, output: Path, config: Path | None = None, tokenizer: str | None = None) -> str:
     """Import Huginn's training weights (a file or folder) and save the model to `output`; what was done, in a sentence.
 

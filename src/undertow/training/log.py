@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 
 from undertow.errors import DivergedError
 from undertow.files import write_text
+from undertow.paths import takes_paths
 
 
 class RunLog(TrainerCallback):
@@ -91,12 +92,14 @@ class Progress(TrainerCallback):
             self.bar = None
 
 
+@takes_paths
 def diverged(path: Path) -> bool:
     """Whether the log's run ended because its loss was no number any more."""
     entries = read_log(path)
     return bool(entries) and entries[-1].get("event") == "diverged"
 
 
+@takes_paths
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The entries of a run's log, oldest first; a last line that was cut short is left out."""
     entries = []

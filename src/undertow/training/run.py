@@ -25,6 +25,7 @@ from undertow.config import apply_overrides, from_mapping, load_yaml, save_yaml,
 from undertow.errors import CheckpointError, ConfigError
 from undertow.files import replacing_folder, write_text
 from undertow.host.attach import recurs_in_time
+from undertow.paths import takes_paths
 from undertow.pathways import TurboConn
 from undertow.solvers import Sequential
 from undertow.tasks import PadCollator, Split, TaskDataset, Text
@@ -318,6 +319,7 @@ def trained_part(recipe: Recipe) -> dict[str, Any]:
     return kept
 
 
+@takes_paths
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint of a run. One that was cut short lacks the state that the Trainer writes last."""
     complete = []
@@ -351,6 +353,7 @@ def versions() -> dict[str, Any]:
     return found
 
 
+@takes_paths
 def load_recipe(path: Path, overrides: list[str]) -> Recipe:
     """Read a recipe from YAML with `--section.key=value` overrides applied.
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from undertow.errors import CheckpointError, nearest
 from undertow.models.huginn.config import HuginnConfig
 from undertow.models.huginn.model import HuginnForCausalLM
+from undertow.paths import takes_paths
 
 # What torch.compile, distributed wrappers and the training code put before each name, in any order and number.
 PREFIXES = ("_orig_mod.", "_original_module.", "_fsdp_wrapped_module.", "module.", "model.")
@@ -21,6 +22,7 @@ COPY = "_forward_module"
 TIED = "lm_head.weight", "transformer.wte.weight"
 
 
+@takes_paths
 def import_huginn(source: Path, config: HuginnConfig | None = None, dtype: torch.dtype | None = None) -> HuginnForCausalLM:
     """A model with the weights in `source`: a safetensors or torch file, or a folder of safetensors.
 
@@ -42,6 +44,7 @@ def import_huginn(source: Path, config: HuginnConfig | None = None, dtype: torch
     return model
 
 
+@takes_paths
 def read_weights(source: Path) -> dict[str, torch.Tensor]:
     """All tensors in a file or a folder, by name."""
     files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]

@@ -10,8 +10,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.masking_utils import find_packed_sequence_indices
+from transformers.utils import TransformersKwargs
 
 from undertow.depth.adaptive import iterate_until_done
+from undertow.depth.arguments import check_loop_arguments, refuse_near
 from undertow.depth.cache import CACHE, DepthCache, Ledger, begin, finish
 from undertow.depth.exits import ExitRule
 from undertow.depth.initial import initial_state
@@ -37,8 +39,11 @@ UNREAD: dict[str, tuple[tuple[Any, ...], str]] = {
     "init_scale": ((None, 1), "give scaled states as initial"),
     "output_hidden_states": ((None, False), "give watch, or use undertow.analysis.inspect_depth, to see the states"),
     "output_attentions": ((None, False), "leave it out, as attention weights are never formed"),
+    "recurrent_mask": ((None,), "leave it out, as there is no recurrence in time"),
     "return_dict": ((None, True), "leave it out and read the output's fields, such as logits"),
 }
+LOOP_ARGUMENTS = ("depth", "exit_rule", "warm_start", "resume", "state_seed", "initial", "watch")
+KNOWN = frozenset({*LOOP_ARGUMENTS, *UNREAD, *TransformersKwargs.__annotations__})
 
 
 class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
@@ -116,6 +121,10 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
         """The blocks of the `prelude`, the `core_block` or the `coda`."""
         return list(self.transformer[part])  # type: ignore[call-overload]
 
+    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
+        check_names(model_kwargs)
+        super()._validate_model_kwargs(model_kwargs)  # type: ignore[misc]  # annotated for a protocol of the library's own
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Scaled initialisation: σ = √(2/5h), divided by √(2 · depth) where a residual branch ends.
@@ -174,9 +183,9 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
                 other models have and this one has not.
             DataError: inputs are missing or do not fit each other, or packed documents are given beside a cache.
         """
-        for name, (idle, instead) in UNREAD.items():
-            if kwargs.get(name) not in idle:
-                raise ConfigError(f"{name} is not read by Huginn's forward; {instead}")
+        check_names(kwargs)
+        values = (depth, exit_rule, warm_start, resume, state_seed, initial, watch)
+        check_loop_arguments(dict(zip(LOOP_ARGUMENTS, values, strict=True)))
         if (input_ids is None) == (inputs_embeds is None):
             raise DataError("give either input_ids or inputs_embeds")
         steps = steps_from(depth, self.config.mean_recurrence, self.config.mean_backprop_depth)
@@ -297,6 +306,15 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
             allowed = torch.ones(tokens, past + tokens, dtype=torch.bool, device=device).tril(past)[None, None]
         context = Context(torch.complex(angles.cos(), angles.sin())[:, :, None], allowed, cache)
         return context, positions.expand(batch, -1), real
+
+
+def check_names(given: dict[str, Any]) -> None:
+    """Refuse keywords that nothing here reads and that ask for something, or are near one that is read."""
+    for name, (idle, instead) in UNREAD.items():
+        if given.get(name) not in idle:
+            raise ConfigError(f"{name} is not read by Huginn's forward; {instead}")
+    if unknown := given.keys() - KNOWN:
+        refuse_near("HuginnForCausalLM", sorted(unknown), LOOP_ARGUMENTS)
 
 
 def check_loaded(source: Any, info: dict[str, Any], any_shape: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -100,10 +100,8 @@ class HuginnPass:
         raise ConfigError("Huginn has no exit gate; use a rule that looks at the state or the logits")
 
 
-def check_exit(rule: Any, embedding: torch.Tensor, resume: int) -> None:
+def check_exit(rule: ExitRule, embedding: torch.Tensor, resume: int) -> None:
     """Refuse an exit rule that cannot work here."""
-    if not isinstance(rule, ExitRule):
-        raise ConfigError(f"exit_rule is {rule!r}; give one such as undertow.depth.LatentDifference(0.03)")
     if resume:
         raise ConfigError("an exit rule cannot resume from an earlier iteration; leave out one of exit_rule and resume")
     if torch.is_grad_enabled() and embedding.requires_grad:

@@ -1,0 +1,72 @@
+"""What a forward is given besides the base model's own inputs: names, and what a loop takes, held to their types."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from undertow.depth.exits import EXIT_RULES, ExitRule
+from undertow.errors import ConfigError
+from undertow.fields import shown
+
+# What others call them.
+SYNONYMS = {"num_steps": "depth", "iterations": "depth", "num_iterations": "depth", "loops": "depth", "num_loops": "depth"}
+SYNONYMS |= {"seed": "state_seed", "exit": "exit_rule", "recurrence": "recurrent_mask"}
+# How alike a name must be to one of ours to be taken for it.
+ALIKE = 0.75
+
+
+def check_loop_arguments(given: Mapping[str, Any]) -> None:
+    """Refuse values of another type than their argument's, and pairs of which one would be dropped. None asks for nothing.
+
+    `depth` is not looked at: `steps_from` reads it.
+
+    Raises:
+        ConfigError: a value is of another type, or two arguments cannot go together.
+    """
+    check_exit_rule(given.get("exit_rule"))
+    resume, warm, seed, watch = (given.get(name) for name in ("resume", "warm_start", "state_seed", "watch"))
+    if resume is not None and (type(resume) is not int or resume < 0):
+        raise ConfigError(f"resume is {shown(resume)}; give the whole number of iterations that the new tokens have run")
+    if warm is not None and type(warm) is not bool:
+        raise ConfigError(f"warm_start is {shown(warm)}; give True or False")
+    whole = isinstance(seed, torch.Tensor) and not seed.is_floating_point() and seed.dtype != torch.bool and seed.ndim < 2
+    if seed is not None and type(seed) is not int and not whole:
+        raise ConfigError(f"state_seed is {shown(seed)}; give a whole number, or a tensor of one a row")
+    if watch is not None and not callable(watch):
+        raise ConfigError(f"watch is {shown(watch)}; give a function of an iteration's number, the state before and after")
+    initial = given.get("initial")
+    if initial is not None and not isinstance(initial, torch.Tensor):
+        raise ConfigError(f"initial is {shown(initial)}; give a tensor of states [batch, tokens, width]")
+    starts = {"resume": bool(resume), "warm_start": bool(warm), "initial": initial is not None}
+    several = [name for name, asked in starts.items() if asked]
+    if len(several) > 1:
+        raise ConfigError(f"{' and '.join(several)} each say where the loop starts; give only one of them")
+    if seed is not None and (bool(resume) or initial is not None):
+        raise ConfigError(
+            f"state_seed would not be read beside {several[0]}, which says where the loop starts; leave it out"
+        )
+
+
+def check_exit_rule(rule: Any) -> None:
+    """Refuse what is given as an exit rule and is none; None asks for none."""
+    if rule is None or isinstance(rule, ExitRule):
+        return
+    named = rule if isinstance(rule, type) and issubclass(rule, ExitRule) else None
+    named = EXIT_RULES.get(rule) if isinstance(rule, str) else named
+    example = "LatentDifference(0.03)" if named is None else f"{named.__name__}(...)"
+    raise ConfigError(f"exit_rule is {shown(rule)}; give one such as undertow.depth.{example}")
+
+
+def refuse_near(owner: str, unknown: Iterable[str], ours: Sequence[str]) -> None:
+    """Refuse the first of these names that is near one of ours, in another spelling or as others call it."""
+    plain = {name.replace("_", ""): name for name in ours}
+    for name in unknown:
+        flat = name.lower().replace("_", "").replace("-", "")
+        near = difflib.get_close_matches(flat, plain, n=1, cutoff=ALIKE)
+        meant = SYNONYMS.get(name) or (plain[near[0]] if near else None)
+        if meant in ours:
+            raise ConfigError(f"{name} is no argument of {owner}, which would drop it unread; did you mean {meant!r}?")
