@@ -12,6 +12,7 @@ from undertow.errors import (
     CheckpointError,
     ConfigError,
     DataError,
+    DivergedError,
     UndertowError,
     UnsupportedArchitectureError,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "Chunked",
     "ConfigError",
     "DataError",
+    "DivergedError",
     "HuginnConfig",
     "HuginnForCausalLM",
     "Jacobi",

@@ -108,7 +108,7 @@ class HostedBlock(RecurrentBlock):
     # --- what solvers call
 
     def step(self, start: int, stop: int, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        self._check_states(state, stop - start, rows=None if state is None else state.shape[0])
+        self._check_states(state, self.lag, rows=None if state is None else state.shape[0])
         start, stop = start + self.origin, stop + self.origin
         if self.checkpointing and torch.is_grad_enabled() and not self._all(start, stop):
             # The library's own checkpointing would take the cache away; a whole group is checkpointed instead.

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from undertow.errors import DivergedError
+from undertow.finite import check_finite
 from undertow.host.arguments import attention_masks, cache_of
 from undertow.host.block import HostedBlock
 from undertow.host.causality import check_masks
@@ -91,13 +93,32 @@ class Forward:
                 hidden = recording.run(index, hidden)
             return hidden
 
+        # On a GPU a look at the states waits for them. So a decoded token's are looked at by the next one, which receives
+        # them, before it runs: `generate` has waited for them by then. Whole sequences are looked at once.
+        later = hidden.is_cuda and past > 0 and tokens <= pathway.lag
+        if later and recent is not None:
+            held = None if recent[1] is None else recent[1][..., 0].bool()
+            check_finite(recent[0], held, past - pathway.lag, pathway.remedy)
+
         hidden = layers(0, pathway.first_layer, hidden)
         initial = None if recent is None else recent[0]
+        entering = hidden
         block = HostedBlock(attachment, recording, hidden, cache, past, active, present, initial, order, loop)
         solver = self.solver(past)
         hidden, new_states, attachment.report = solver.solve(block)
         block.check_solution(solver, hidden, new_states)
         block.finish()
+        if not later:
+            try:
+                check_finite(new_states, active, past, pathway.remedy)
+            except DivergedError:
+                if (
+                    past == 0 and loop is None
+                ):  # a pass over all tokens spreads what is no number; the rollout shows its token
+                    with torch.no_grad():
+                        block = HostedBlock(attachment, recording, entering, None, past, active, present, initial, order)
+                        check_finite(EXACT.solve(block)[1], active, past, pathway.remedy)
+                raise
         if states is not None:
             states.append(new_states.detach(), active, real, order is not None)
         if loop is not None and loop.ledger is not None:

@@ -16,6 +16,7 @@ from undertow.depth.exits import ExitRule
 from undertow.depth.initial import initial_state
 from undertow.depth.loop import iterate, steps_from
 from undertow.errors import ConfigError, DataError
+from undertow.finite import check_finite
 from undertow.host.arguments import Call, pick_rows, replace
 from undertow.host.checkpointing import checkpoints, without_checkpointing
 from undertow.host.rollout_cache import RolloutCache
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 # What a looped model's forward and `generate` take besides their own arguments; `HostedLoop` says what they mean.
 LOOP_ARGUMENTS = ("depth", "exit_rule", "warm_start", "resume", "state_seed", "watch")
+REMEDY = "give a smaller depth, attach Looped(..., norm=True) where there is no coda, or lower the learning rate"
 # Layer number, its input ``[B, n, D]`` to its output.
 RunLayer = Callable[[int, torch.Tensor], torch.Tensor]
 
@@ -219,6 +221,8 @@ class HostedLoop:
 
     def finish(self) -> None:
         """Close the cache's entries of this forward, and report."""
+        if self.alone:
+            check_finite(self.state, self.real, self.past, REMEDY)
         if self.cache is not None and self.ledger is not None:
             finish(self.cache, self.ledger, self.state, self.depths)
         self.attachment.depth_report = DepthReport(self.depths)

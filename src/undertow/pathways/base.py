@@ -37,6 +37,7 @@ class Pathway(nn.Module, ABC):
             is read: the states that solvers start from are then made of it.
         writes_without_state: whether `write` also runs for a token with no state to receive, with zeros in its place
             (T²MLR), or is skipped for it (TurboConn, soft tokens).
+        remedy: what to do where its states stop being finite, as the end of a sentence.
     """
 
     lag: int
@@ -45,6 +46,7 @@ class Pathway(nn.Module, ABC):
     reads: frozenset[int]
     reads_residual: bool = True
     writes_without_state: bool = False
+    remedy: str = "lower the learning rate, or have `update` keep states bounded, as a norm does"
 
     @cached_property  # each layer of each forward asks
     def first_layer(self) -> int:

@@ -36,6 +36,7 @@ class SoftTokenPathway(Pathway):
     """Writes ``(1 - λ) e + λ R`` at site 0, where R is ``softmax(head(norm(h))) E`` of the last token."""
 
     lag = 1
+    remedy = "its states are bounded, so the layers overflow: lower the learning rate, or use fp32 or bf16 in place of fp16"
     reads_residual = False  # the head would decode embeddings
 
     def __init__(self, settings: SoftToken, layers: int, width: int, decode: Decode) -> None:

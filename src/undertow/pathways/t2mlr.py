@@ -67,6 +67,7 @@ class T2MLRPathway(Pathway):
     """
 
     writes_without_state = True
+    remedy = "its states are bounded, so the layers overflow: lower the learning rate, or use fp32 or bf16 in place of fp16"
     lag = 1
 
     def __init__(self, settings: T2MLR, width: int) -> None:

@@ -158,6 +158,8 @@ class TurboConnPathway(Pathway):
         super().__init__()
         rank, self.lag, self.alpha = settings.rank, settings.lag, settings.alpha
         self.normalize = settings.normalize
+        mend = "use" if self.normalize else "attach TurboConn(..., normalize=True), or use"
+        self.remedy = f"{mend} a smaller alpha or learning rate"
         by_source = sorted(settings.connections)
         by_destination = sorted(settings.connections, key=lambda pair: (pair[1], pair[0]))
         self.state_width = rank * len(by_source)

@@ -19,6 +19,7 @@ from undertow.depth.exits import ExitRule
 from undertow.depth.initial import initial_state
 from undertow.depth.loop import Steps, iterate, steps_from
 from undertow.errors import CheckpointError, ConfigError, DataError
+from undertow.finite import check_finite
 from undertow.models.huginn.blocks import (
     Attention,
     BranchEnd,
@@ -219,6 +220,7 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
             outcome = iterate_until_done(forward, state, exit_rule, steps.total, real)
             state, depths, logits = outcome.states, outcome.depths, outcome.logits
         forward.keep_all()
+        check_finite(state, real, past, "give a smaller depth, or lower the learning rate")
         if logits is None:
             finished = forward.finish(state)
             logits = self.head(finished[:, kept(logits_to_keep)])
