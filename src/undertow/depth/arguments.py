@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -63,10 +64,14 @@ def check_exit_rule(rule: Any) -> None:
 
 def refuse_near(owner: str, unknown: Iterable[str], ours: Sequence[str]) -> None:
     """Refuse the first of these names that is near one of ours, in another spelling or as others call it."""
-    plain = {name.replace("_", ""): name for name in ours}
     for name in unknown:
-        flat = name.lower().replace("_", "").replace("-", "")
-        near = difflib.get_close_matches(flat, plain, n=1, cutoff=ALIKE)
-        meant = SYNONYMS.get(name) or (plain[near[0]] if near else None)
-        if meant in ours:
+        if (meant := _meant(name, tuple(ours))) is not None:
             raise ConfigError(f"{name} is no argument of {owner}, which would drop it unread; did you mean {meant!r}?")
+
+
+@functools.lru_cache(maxsize=256)  # each decoded token may ask
+def _meant(name: str, ours: tuple[str, ...]) -> str | None:
+    plain = {each.replace("_", ""): each for each in ours}
+    near = difflib.get_close_matches(name.lower().replace("_", "").replace("-", ""), plain, n=1, cutoff=ALIKE)
+    meant = SYNONYMS.get(name) or (plain[near[0]] if near else None)
+    return meant if meant in ours else None

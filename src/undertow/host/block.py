@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from undertow.errors import ConfigError
 from undertow.host.arguments import Call, Cutter, Group, replace
-from undertow.host.checkpointing import checkpoints, without_checkpointing
+from undertow.host.checkpointing import checkpoints, is_reentrant, without_checkpointing
 from undertow.host.looping import HostedLoop, RunLayer
 from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
 from undertow.host.stack import Recording
@@ -286,6 +286,8 @@ class HostedBlock(RecurrentBlock):
             if calls is None:
                 assert group is not None
                 return self._cut_layer(position, hidden, group)
+            if torch.is_grad_enabled() and is_reentrant(self.recording.layers[layer]):
+                return checkpoint(self._plain_layer, layer, hidden, self._without_cache()[position], use_reentrant=False)
             return self.recording.run_call(layer, hidden, calls[position])
 
         for site in range(pathway.first_layer, pathway.stop_layer + 1):
@@ -317,6 +319,11 @@ class HostedBlock(RecurrentBlock):
         layer, call = position + self.pathway.first_layer, self.cutter.cut(position, group, keys)
         with without_checkpointing(self.recording.layers[layer]):
             return self.recording.run_call(layer, hidden, call, group.start, keys[0])
+
+    def _plain_layer(self, layer: int, hidden: torch.Tensor, call: Call) -> torch.Tensor:
+        """A layer without the library's own checkpointing, for one of ours."""
+        with without_checkpointing(self.recording.layers[layer]):
+            return self.recording.run_call(layer, hidden, call)
 
     def _without_cache(self) -> list[Call]:
         """The calls of the layers as the backbone made them, but for the cache."""

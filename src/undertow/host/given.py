@@ -94,7 +94,9 @@ def _no_instance(name: str, value: Any, bases: tuple[type, ...], kinds: Mapping[
 def known_names(forward: Callable[..., Any]) -> frozenset[str]:
     """The keywords that a class's forward, its layers or their attention read, and those of the recurrence."""
     own = inspect.signature(forward).parameters
-    return frozenset({*own, *TransformersKwargs.__annotations__, *FlashAttentionKwargs.__annotations__, *ARGUMENTS})
+    return frozenset(
+        {"return_dict", *own, *TransformersKwargs.__annotations__, *FlashAttentionKwargs.__annotations__, *ARGUMENTS}
+    )
 
 
 def check_names(model: nn.Module, given: Mapping[str, Any]) -> None:
