@@ -1,7 +1,6 @@
 """What is handed to `attach`, a forward and `generate`: misspelt, inapplicable or of another type, in one sentence."""
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from transformers import LlamaModel
 import undertow
 from undertow import T2MLR, ConfigError, DataError, Looped, UndertowError
 from undertow.depth import Cosine
-from undertow.host import given
+from undertow.host import given, hooks
 
 IDS = tokens(2, 7) % small_huginn.VOCAB
 MASK = torch.zeros_like(IDS)
@@ -52,7 +51,7 @@ def test_a_misspelt_name_is_refused_with_the_right_one(kind: str, name: str, rig
 
 
 def test_control_without_the_check_a_misspelt_name_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("undertow.host.attach"), "check_names", lambda *given: None)
+    monkeypatch.setattr(hooks, "check_names", lambda *given: None)
     model = model_of("time")
     assert torch.equal(logits(model, IDS, recurent_mask=MASK), logits(model, IDS))
     assert not torch.equal(logits(model, IDS, recurrent_mask=MASK), logits(model, IDS))

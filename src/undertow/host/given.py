@@ -148,8 +148,8 @@ def _validate_model_kwargs(self: Any, model_kwargs: dict[str, Any]) -> None:
         fresh = not any(isinstance(value, Cache) for value in model_kwargs.values())
         if fresh and isinstance(padding, torch.Tensor) and padding.ndim == 2 and padding.shape != mask.shape:
             raise DataError(
-                f"recurrent_mask has shape {list(mask.shape)} and attention_mask {list(padding.shape)}; give both one entry a "
-                "token"
+                f"recurrent_mask has shape {list(mask.shape)} and attention_mask {list(padding.shape)}; give both one "
+                "entry a token"
             )
     type(self)._validate_model_kwargs(self, model_kwargs)
 
