@@ -198,29 +198,31 @@ def test_union_keeps_the_type_of_the_value() -> None:
     assert convert(Gate | Shift, "shift") == Shift()
 
 
-numbers = st.floats(allow_nan=False)
-gates = st.builds(Gate, width=st.integers(), layers=st.lists(st.integers(), max_size=3).map(tuple))
-shifts = st.builds(Shift, by=st.integers())
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+wholes = st.integers(-(2**63), 2**63 - 1)
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+gates = st.builds(Gate, width=wholes, layers=st.lists(wholes, max_size=3).map(tuple))
+shifts = st.builds(Shift, by=wholes)
 settings = st.builds(
     Settings,
     task=gates | shifts,
-    steps=st.integers(),
+    steps=wholes,
     resume=st.booleans(),
     optimizer=st.builds(
         Optimizer,
-        name=st.text(),
-        rate=st.floats(min_value=0, exclude_min=True),
+        name=texts,
+        rate=st.floats(min_value=0, exclude_min=True, allow_infinity=False),
         schedule=st.sampled_from(["cosine", "off"]),
         betas=st.tuples(numbers, numbers),
     ),
     recurrence=st.none() | gates | shifts,
-    limit=st.none() | st.integers(),
-    spans=st.lists(st.tuples(st.integers(), st.integers()), max_size=3).map(tuple),
+    limit=st.none() | wholes,
+    spans=st.lists(st.tuples(wholes, wholes), max_size=3).map(tuple),
     rates=st.none() | st.lists(numbers, max_size=3).map(tuple),
-    batch=st.integers() | st.just("auto"),
-    weights=st.dictionaries(st.text(), numbers, max_size=3),
+    batch=wholes | st.just("auto"),
+    weights=st.dictionaries(texts, numbers, max_size=3),
     stages=st.lists(gates | shifts, max_size=2).map(tuple),
-    extra=st.none() | st.builds(Named, name=st.text()),
+    extra=st.none() | st.builds(Named, name=texts),
 )
 
 
@@ -406,7 +408,7 @@ def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
         ("a: 1\nb: {c: 1, c: 2}\n", ", line 2: the key 'c' is given twice"),
         ("a: 1\nb: 2\na: 3\n", ", line 3: the key 'a' is given twice"),
         ("a: !!python/object:os.system 1\n", ", line 1: could not determine a constructor for the tag"),
-        ("a: 2024-13-45\n", ": month must be in 1..12"),
+        ("a: 2024-13-45\n", ", line 1: '2024-13-45' is no timestamp that can be read"),
         ("- 1\n", ", line 1: expected a mapping of keys to values, got [1]"),
         ("", ", line 1: expected a mapping of keys to values, got null"),
     ],
@@ -430,7 +432,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
     path.write_bytes(b"a: \xff\n")
     assert message(load_yaml, tmp_path / "no.yaml") == f"{tmp_path / 'no.yaml'}: no such file"
     assert message(load_yaml, tmp_path) == f"{tmp_path} is a folder; give the path of a YAML file"
-    assert message(load_yaml, path).startswith(f"{path} cannot be read: 'utf-8' codec")
+    assert message(load_yaml, path) == f"{path}, line 1: this is no UTF-8 text; save the file as UTF-8"
 
 
 # Overrides

@@ -9,7 +9,7 @@ documentation becomes the help text (see :mod:`undertow.config_help`). Two class
   such a name as a key calls it with the value, and with the section's other keys as keyword arguments.
 
 Keys left out of a section take the defaults of the section's class. Every mistake is a
-:class:`~undertow.errors.ConfigError` that names the dotted key.
+:class:`~undertow.errors.ConfigError` that names the dotted key; :func:`load` adds the file and the line.
 """
 
 from __future__ import annotations
@@ -40,13 +40,32 @@ from undertow.config_help import (
     union_members,
 )
 from undertow.errors import ConfigError, nearest
+from undertow.reading import MalformedError, is_text, line_of, parse_yaml, read_text, read_yaml
 
-__all__ = ["apply_overrides", "convert", "describe", "from_mapping", "load_yaml", "save_yaml", "to_mapping"]
+__all__ = ["apply_overrides", "convert", "describe", "from_mapping", "load", "load_yaml", "save_yaml", "to_mapping"]
 
 T = TypeVar("T")
 
 # YAML 1.1 reads numbers such as 1e-3, which lack the dot or the exponent's sign, as text.
-_EXPONENT_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_EXPONENT_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", re.ASCII)
+_LARGEST = 2**63  # whole numbers go on to libraries that hold them in 64 bits
+
+
+def load(cls: type[T], path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> T:
+    """Build a configuration object from a YAML file, with `--section.key=value` overrides applied.
+
+    Raises:
+        ConfigError: the file or an override is malformed, or a setting is wrong, told with file and line if it stands there.
+    """
+    mapping = load_yaml(path)
+    try:
+        return from_mapping(cls, apply_overrides(mapping, overrides))
+    except ConfigError as error:
+        given = [argument.removeprefix("--").partition("=")[0] for argument in overrides]
+        if any(f"{error.key}.".startswith(f"{name}.") for name in given):
+            raise  # it is the command line's
+        line = line_of(read_text(Path(path), ConfigError), error.key)
+        raise ConfigError(f"{path}{'' if line is None else f', line {line}'}: {error}", error.key) from error
 
 
 def from_mapping(cls: type[T], mapping: object, where: str = "") -> T:
@@ -78,7 +97,7 @@ def from_mapping(cls: type[T], mapping: object, where: str = "") -> T:
         and field.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise ConfigError(f"missing {_listed(missing)}, which must be given")
+        raise ConfigError(f"missing {_listed(missing)}, which must be given", where)
     return typing.cast(T, _call(cls, where, (), arguments))
 
 
@@ -94,7 +113,10 @@ def convert(hint: Any, value: Any, where: str = "") -> Any:
     members = union_members(hint)
     others = [member for member in members if member is not NoneType]
     items = item_types(hint)
-    if hint is Any or (value is None and NoneType in members):
+    if value is None and NoneType in members:
+        return value
+    if hint is Any:
+        _check_any(value, where)
         return value
     if sections_of(hint):
         return _convert_section(hint, value, where)
@@ -125,8 +147,24 @@ def convert(hint: Any, value: Any, where: str = "") -> Any:
         if number is not None:
             return number
     elif type(value) is hint:  # not isinstance: a bool is no whole number here
+        _check_any(value, where)
         return value
     raise _wrong_type(hint, value, where)
+
+
+def _check_any(value: Any, where: str) -> None:
+    """Refuse numbers and texts that cannot be kept or handed on, in what any plain value holds."""
+    if isinstance(value, int) and not isinstance(value, bool) and not -_LARGEST <= value < _LARGEST:
+        raise _error(where, f"{_shown(value)} does not fit into 64 bits; use a smaller number")
+    if isinstance(value, str) and not is_text(value):
+        raise _error(where, f"{_shown(value)} holds a character that no file can; leave it out")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_any(key, where)
+            _check_any(item, _join(where, key))
+    elif isinstance(value, list | tuple | set):
+        for index, item in enumerate(value):
+            _check_any(item, f"{where}[{index}]")
 
 
 def _convert_section(hint: Any, value: Any, where: str) -> Any:
@@ -180,7 +218,7 @@ def _as_float(value: Any) -> float | None:
         number = float(value)
     except OverflowError:  # a whole number of more than 308 digits
         return None
-    return None if math.isnan(number) else number
+    return number if math.isfinite(number) else None
 
 
 def _call_alternative(cls: type, name: str, mapping: Mapping[str, Any], where: str) -> Any:
@@ -224,48 +262,24 @@ def _call(constructor: Any, where: str, positional: Iterable[Any], keywords: Map
     try:
         return constructor(*positional, **keywords)
     except ConfigError as error:
-        raise _error(where, str(error)) from error
+        first = str(error).partition(" ")[0]
+        key = _join(where, first) if first in keywords else where
+        raise ConfigError(f"{where}: {error}" if where else str(error), key) from error
 
 
 def load_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a YAML file whose top level is a mapping."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        data = read_yaml(Path(path), ConfigError)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder; give the path of a YAML file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    try:
-        data = yaml.load(text, _StrictLoader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path}{_yaml_problem(error)}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}, line 1: expected a mapping of keys to values, got {_shown(data)}")
     return data
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """The safe loader, but a key given twice in one mapping is an error: YAML would drop the first."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    problem = f"the key {key.value!r} is given twice"
-                    raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
-                seen.add(key.value)
-        return node
-
-
-def _yaml_problem(error: Exception) -> str:
-    """Return where and what a YAML error is, in one line."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    line = "" if mark is None else f", line {mark.line + 1}"
-    return f"{line}: {problem or ' '.join(str(error).split())}"
 
 
 def save_yaml(config: object, path: str | os.PathLike[str]) -> None:
@@ -312,16 +326,16 @@ def _parse_override(arguments: Sequence[str], index: int) -> tuple[list[str], An
     argument = arguments[index]
     name, equals, text = argument.removeprefix("--").partition("=")
     if not argument.startswith("--") or not all(name.split(".")):
-        raise ConfigError(f"{argument!r} is not a setting; write it as --section.key=value")
+        raise ConfigError(f"{_shown(argument)} is not a setting; write it as --section.key=value")
     if not equals:
         following = arguments[index + 1] if index + 1 < len(arguments) else "--"
         value = "value" if following.startswith("--") else following
-        raise ConfigError(f"{argument!r} has no value; write --{name}={value}")
+        raise ConfigError(f"{_shown(argument)} has no value; write --{_cut(name)}={_cut(value)}")
     try:
-        return name.split("."), yaml.load(text, _StrictLoader)
-    except (yaml.YAMLError, ValueError) as error:
-        problem = _yaml_problem(error)
-        raise ConfigError(f"{argument!r} does not hold a YAML value{problem}; put text in quotes") from None
+        return name.split("."), parse_yaml(text)
+    except MalformedError as error:
+        line = "" if error.line is None else f", line {error.line}"
+        raise ConfigError(f"{_shown(argument)} does not hold a YAML value{line}: {error}; put text in quotes") from None
 
 
 def _plain(value: Any) -> Any:
@@ -338,7 +352,7 @@ def _refuse_unknown(given: Iterable[Any], known: Iterable[str], where: str) -> N
     known = list(known)
     for key in given:
         if key not in known:
-            raise ConfigError(f"unknown key {_join(where, key)}{nearest(key, known)}")
+            raise ConfigError(f"unknown key {_join(where, key)}{nearest(key, known)}", _join(where, key))
 
 
 def _wrong_type(hint: Any, value: Any, where: str) -> ConfigError:
@@ -354,11 +368,12 @@ def _wrong_type(hint: Any, value: Any, where: str) -> ConfigError:
 
 
 def _error(where: str, message: str) -> ConfigError:
-    return ConfigError(f"{where}: {message}" if where else message)
+    return ConfigError(f"{where}: {message}" if where else message, where)
 
 
 def _join(where: str, key: object) -> str:
-    return f"{where}.{key}" if where else str(key)
+    name = _cut(str(key))
+    return f"{where}.{name}" if where else name
 
 
 def _listed(names: Iterable[object]) -> str:
@@ -366,5 +381,14 @@ def _listed(names: Iterable[object]) -> str:
 
 
 def _shown(value: object) -> str:
-    text = yaml.safe_dump(value).split()[0] if isinstance(value, bool | None) else repr(value)
+    if isinstance(value, bool | None):
+        return str(yaml.safe_dump(value).split()[0])
+    if isinstance(value, int) and value.bit_length() > 10_000:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    """A text that a message can bear: of one line, and not too long."""
+    text = text if text.isprintable() else repr(text)
     return text if len(text) <= 80 else f"{text[:77]}..."

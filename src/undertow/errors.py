@@ -11,7 +11,14 @@ class UndertowError(ValueError):
 
 
 class ConfigError(UndertowError):
-    """A setting is unknown, missing, of the wrong type or at odds with another setting."""
+    """A setting is unknown, missing, of the wrong type or at odds with another setting.
+
+    `key` is the dotted key of the setting, or of the section that it is in, where that is known.
+    """
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class DataError(UndertowError):
