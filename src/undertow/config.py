@@ -9,7 +9,7 @@ documentation becomes the help text (see :mod:`undertow.config_help`). Two class
   such a name as a key calls it with the value, and with the section's other keys as keyword arguments.
 
 Keys left out of a section take the defaults of the section's class. Every mistake is a
-:class:`~undertow.errors.ConfigError` that names the dotted key; :func:`load` adds the file and the line.
+:class:`~undertow.errors.ConfigError` that names the dotted key; :func:`load_config` adds the file and the line.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from undertow.config_help import (
 from undertow.errors import ConfigError, nearest
 from undertow.reading import MalformedError, is_text, line_of, parse_yaml, read_text, read_yaml
 
-__all__ = ["apply_overrides", "convert", "describe", "from_mapping", "load", "load_yaml", "save_yaml", "to_mapping"]
+__all__ = ["apply_overrides", "convert", "describe", "from_mapping", "load_config", "load_yaml", "save_yaml", "to_mapping"]
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ _EXPONENT_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", re.ASCII)
 _LARGEST = 2**63  # whole numbers go on to libraries that hold them in 64 bits
 
 
-def load(cls: type[T], path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> T:
+def load_config(cls: type[T], path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> T:
     """Build a configuration object from a YAML file, with `--section.key=value` overrides applied.
 
     Raises:

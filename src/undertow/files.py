@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from undertow import reading
 from undertow.errors import CheckpointError
 
 
@@ -65,10 +65,7 @@ def read_json(path: Path) -> Any:
     Raises:
         CheckpointError: it is damaged.
     """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of JSON or of its encoding
-        raise CheckpointError(f"{path} is damaged: {error}; remove it and run again what wrote it") from error
+    return reading.read_json(path, CheckpointError, "the file is damaged; remove it and run again what wrote it")
 
 
 def _bring_along(old: Path, new: Path) -> None:

@@ -113,7 +113,7 @@ def parse_json(text: str) -> Any:
     return value
 
 
-def read_json(path: Path, error: type[UndertowError], mend: str = "correct the file") -> Any:
+def read_json(path: Path, error: type[UndertowError] = DataError, mend: str = "correct the file") -> Any:
     """What a JSON file holds.
 
     Raises:
@@ -146,7 +146,8 @@ def parse_yaml(text: str) -> Any:
         raise MalformedError(f"the character U+{int(problem.character):04X} does not belong in a text", line) from None
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
-        raise MalformedError(" ".join(str(problem.problem or problem).split()), None if mark is None else mark.line + 1) from None
+        told = " ".join(str(problem.problem or problem).split())
+        raise MalformedError(told, None if mark is None else mark.line + 1) from None
     except yaml.YAMLError as problem:
         raise MalformedError(" ".join(str(problem).split())) from None
 
@@ -219,7 +220,7 @@ class _StrictLoader(yaml.SafeLoader):
         self.extents: dict[int, tuple[int, int]] = {}  # of each node that is complete: its values and its levels
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()
         is_alias = isinstance(event, yaml.AliasEvent)
         self.depth += 1
         if self.depth > NESTED:
@@ -257,7 +258,7 @@ class _StrictLoader(yaml.SafeLoader):
                 wish = "without zeros before it" if node.value.lstrip("+-").startswith("0") else "as one number"
                 raise _problem(f"YAML reads {shown(node.value)} to the base 8 or 60; write it {wish}, or in quotes", node)
         try:
-            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+            return super().construct_object(node, deep)
         except yaml.YAMLError:
             raise
         except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:  # such as !!int of a word

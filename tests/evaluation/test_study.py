@@ -21,7 +21,7 @@ from matplotlib import image
 from undertow import Auto, Scan, Sequential, TurboConn
 from undertow.cli.main import main
 from undertow.config import from_mapping, load_yaml, to_mapping
-from undertow.errors import CheckpointError, ConfigError
+from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.evaluation import study as study_module
 from undertow.evaluation.figures import curves_figure
 from undertow.evaluation.run import evaluate
@@ -350,13 +350,13 @@ def test_what_a_run_prints_goes_to_its_file(
 def test_a_failed_run_surfaces_as_its_own_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """On the command line, with processes: one sentence, exit code 2, and no run is started after it."""
     path = tmp_path / "study.yaml"
-    wrong = TURBOCONN | {"connections": [[5, 0]]}  # which only building the model tells
-    axes = {"a": {"wrong": {"recurrence": wrong}, "right": {}, "also right": {}}}
+    wrong = {"training.max_tokens": 2}  # which only drawing the examples tells
+    axes = {"a": {"wrong": wrong, "right": {}, "also right": {}}}
     path.write_text(yaml.safe_dump(settings(tmp_path, axes=axes, seeds=[0]), sort_keys=False))
     assert main(["study", str(path)]) == 2
     output = capfd.readouterr()
     (line,) = output.err.splitlines()
-    assert line.startswith("undertow: ") and "layer 5" in line
+    assert line.startswith("undertow: ") and "raise training.max_tokens" in line
     assert not output.out
     assert [each.name for each in (tmp_path / "grid").iterdir()] == ["wrong"], "it went on training"
     assert not list((tmp_path / "grid" / "wrong").glob("seed-0/*"))
@@ -405,9 +405,16 @@ def test_the_processes_of_a_study_that_is_killed_end_with_it(before: Callable[[]
             seen.recv()
 
 
-def test_runs_that_succeed_are_kept_beside_one_that_fails(tmp_path: Path, in_this_process: None) -> None:
+def test_a_model_that_cannot_be_built_is_told_before_any_run(tmp_path: Path, in_this_process: None) -> None:
     wrong = {"recurrence": TURBOCONN | {"connections": [[5, 0]]}}
     with pytest.raises(ConfigError, match="layer 5"):
+        study(grid(tmp_path, axes={"a": {"right": {}, "wrong": wrong}}, seeds=[0]))
+    assert not (tmp_path / "grid").exists()
+
+
+def test_runs_that_succeed_are_kept_beside_one_that_fails(tmp_path: Path, in_this_process: None) -> None:
+    wrong = {"training.max_tokens": 2}
+    with pytest.raises(DataError, match=r"raise training\.max_tokens"):
         study(grid(tmp_path, axes={"a": {"right": {}, "wrong": wrong}}, seeds=[0]))
     assert (tmp_path / "grid" / "right" / "seed-0" / "accuracy.json").is_file()
     assert not (tmp_path / "grid" / "summary.json").exists()

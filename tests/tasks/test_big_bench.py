@@ -89,7 +89,11 @@ def test_bad_files_and_arguments(tmp_path: Path, file: str) -> None:
             task.example("test", index)
     with pytest.raises(DataError, match="cannot be read"):
         BigBenchArithmetic(test=str(tmp_path / "absent.json")).size("test")
-    for text, expected in (("{", "is no JSON"), ("[]", "no list 'examples'"), ('{"examples": []}', "no list 'examples'")):
+    for text, expected in (
+        ("{", "line 1: expected JSON"),
+        ("[]", "no list 'examples'"),
+        ('{"examples": []}', "no list 'examples'"),
+    ):
         (tmp_path / "odd.json").write_text(text)
         with pytest.raises(DataError, match=expected):
             BigBenchArithmetic(test=str(tmp_path / "odd.json")).size("test")

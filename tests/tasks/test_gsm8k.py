@@ -148,7 +148,7 @@ def test_missing_and_unreadable_files(tmp_path, clips):
     with pytest.raises(DataError, match="holds no problems"):
         GSM8K(test=write(tmp_path / "empty.jsonl", "")).size("test")
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="no UTF-8"):
+    with pytest.raises(DataError, match="is UTF-16 text; save it as UTF-8"):
         GSM8K(test=str(tmp_path / "binary.jsonl")).size("test")
 
 

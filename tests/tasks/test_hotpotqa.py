@@ -104,7 +104,7 @@ def test_a_malformed_row_is_named(row: Any, message: str, tmp_path: Path) -> Non
 
 def test_files_that_hold_no_list_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    for text, message in (("{}", "holds no list"), ('{"question": 1}\n{"question": 2}', "holds no JSON: Extra data")):
+    for text, message in (("{}", "holds no list"), ('{"question": 1}\n{"question": 2}', "Extra data")):
         path.write_text(text)
         with pytest.raises(DataError, match=message):
             HotpotQA(test=str(path)).size("test")

@@ -161,7 +161,7 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         ProsQA(valid=str(tmp_path / "absent.json")).size("valid")
     path = tmp_path / "x.json"
-    for text, named in (("{", "holds no JSON"), ("{}", "no list of questions")):
+    for text, named in (("{", "line 1: expected JSON"), ("{}", "no list of questions")):
         path.write_text(text)
         with pytest.raises(DataError, match=named):
             ProsQA(valid=str(path)).size("valid")

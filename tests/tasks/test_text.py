@@ -156,7 +156,7 @@ def test_files_that_are_missing_or_empty_are_named(tmp_path: Path) -> None:
             Text(files).size("train", tokenizer)
     binary = tmp_path / "binary.txt"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=r"binary\.txt is no UTF-8 text"):
+    with pytest.raises(DataError, match=r"binary\.txt is UTF-16 text; save it as UTF-8"):
         Text((str(binary),)).characters()
 
 

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from undertow.config import from_mapping, load_yaml
+from undertow.config import load_config
 from undertow.errors import CheckpointError, ConfigError
+from undertow.evaluation.accuracy import read_accuracies
 from undertow.evaluation.figures import new_axes, save_figure
 from undertow.evaluation.report import spread, table
 from undertow.evaluation.run import seed_folders
 from undertow.evaluation.study import runs_in
-from undertow.files import read_json, write_text
+from undertow.files import write_text
 from undertow.paths import takes_paths
 from undertow.training.log import read_log
 from undertow.training.recipe import Recipe
@@ -82,14 +83,17 @@ def read_run(path: Path) -> Run:
         file = folder / "accuracy.json"
         if not file.is_file():
             raise CheckpointError(f"{folder} has no accuracy.json; run: undertow eval {path}")
-        accuracies.append({(e["length"], e["temperature"]): e["correct"] / e["total"] for e in read_json(file)})
+        accuracies.append({(each.length, each.temperature): each.share for each in read_accuracies(file)})
         entries = read_log(folder / LOG)
-        steps.append(statistics.median(e["seconds_per_step"] for e in entries if "seconds_per_step" in e))
-        ends += [entry for entry in entries if entry.get("event") == "end" and "tokens" in entry]
+        seconds = [entry["seconds_per_step"] for entry in entries if "seconds_per_step" in entry]
+        if not seconds:
+            raise CheckpointError(f"{folder / LOG} has no seconds_per_step, so the run cannot be compared")
+        steps.append(statistics.median(seconds))
+        ends += [entry for entry in entries if entry.get("event") == "end" and {"tokens", "groups"} <= entry.keys()]
     if any(shares.keys() != accuracies[0].keys() for shares in accuracies):
         raise CheckpointError(f"the seeds of {path} were not tested alike; run: undertow eval {path}")
     return Run(
-        from_mapping(Recipe, load_yaml(folders[0] / RECIPE)),
+        load_config(Recipe, folders[0] / RECIPE),
         accuracies,
         statistics.mean(entry["tokens"] for entry in ends) if ends else None,
         statistics.mean(entry["groups"] for entry in ends) if ends else None,

@@ -15,7 +15,7 @@ from undertow.analysis.compare import labels
 from undertow.analysis.fidelity import SETTINGS, fidelity_figure, fidelity_table, measure_fidelity, recommendation, worst
 from undertow.analysis.positions import loss_by_position, state_norms
 from undertow.analysis.probes import probe_losses
-from undertow.config import from_mapping, load_yaml
+from undertow.config import load_config
 from undertow.errors import ConfigError
 from undertow.evaluation.figures import lines_figure
 from undertow.evaluation.report import table
@@ -76,7 +76,7 @@ def inspect_choices(paths: Sequence[Path], examples: int) -> str:
     for run in [run for path in paths for run in runs_in(path)]:
         by_seed: dict[str, list[Choices]] = {}
         for folder in seed_folders(run):
-            recipe = from_mapping(Recipe, load_yaml(folder / RECIPE))
+            recipe = load_config(Recipe, folder / RECIPE)
             model, tokenizer = load(str(folder / MODEL))
             found = measure_choices(model, tokenizer, recipe.task, recipe.evaluation.lengths, examples)
             write_text(folder / "choices.json", json.dumps([dataclasses.asdict(one) for one in found], indent=1) + "\n")
@@ -205,7 +205,7 @@ def one_seed(folder: Path, examples: int) -> tuple[Recipe, Any, Any]:
     if examples < 1:
         raise ConfigError(f"examples is {examples}; use 1 or more")
     quiet_libraries()
-    return from_mapping(Recipe, load_yaml(folder / RECIPE)), *load(str(folder / MODEL))
+    return load_config(Recipe, folder / RECIPE), *load(str(folder / MODEL))
 
 
 def first_items(task: Task, split: Split, tokenizer: Any, examples: int) -> list[dict[str, Any]]:

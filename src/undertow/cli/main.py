@@ -18,6 +18,7 @@ from undertow.cli.inspect import INSPECT
 from undertow.cli.study import STUDY
 from undertow.cli.train import TRAIN
 from undertow.errors import UndertowError
+from undertow.reading import is_text
 
 ALL: Sequence[Command] = (TRAIN, EVAL, STUDY, GENERATE, CHAINS, INSPECT, CONVERT, BENCH, DEMO)
 COMMANDS = {command.name: command for command in ALL}
@@ -44,6 +45,10 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 2 after a mistake of the user's, told in one sentence."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for argument in given:
+        if not is_text(argument):
+            print(f"undertow: {argument[:80]!r} is no UTF-8 text; write it otherwise", file=sys.stderr)
+            return 2
     wants_help = bool(given) and ("-h" in given or "--help" in given)
     # argparse would take a setting with a blank in it, such as --model={path: m}, for one more file.
     sections = [argument for argument in given if re.match(r"--[\w.]+=[{[]", argument)]
@@ -56,12 +61,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
             refuse_settings(command.name, overrides)
         command.run(options, overrides)
     except (UndertowError, OSError) as error:  # such as a folder that may not be written
-        print(f"undertow: {error}", file=sys.stderr)
+        print(f"undertow: {sentence(error)}", file=sys.stderr)
+        return 2
+    except (MemoryError, RecursionError, OverflowError, UnicodeError, RuntimeError) as error:
+        told = last_resort(error)
+        if told is None:
+            raise
+        print(f"undertow: {told}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("undertow: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
     return 0
+
+
+def sentence(error: Exception) -> str:
+    """What an error says, in one line that any terminal can show."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = text if len(text) <= 2000 else f"{text[:2000]}..."
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def last_resort(error: Exception) -> str | None:
+    """What to say of an error that whoever read the input should have told, but could not; None for a fault of ours."""
+    if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "can't allocate memory" in str(error):
+        return f"memory ran out ({sentence(error)}); make the model, the batch or the lengths smaller"
+    if isinstance(error, RecursionError):
+        return "something that was given is nested too deep to be read; make it flatter"
+    if isinstance(error, OverflowError):
+        return f"a number that was given is too large ({sentence(error)}); make it smaller"
+    if isinstance(error, UnicodeError):
+        return f"a text that was given cannot be read or written ({sentence(error)}); save it as UTF-8"
+    return None
 
 
 if __name__ == "__main__":

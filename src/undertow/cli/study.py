@@ -13,10 +13,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    from undertow.config import apply_overrides, from_mapping, load_yaml
+    from undertow.config import load_config
     from undertow.evaluation.study import Study, study
 
-    print(study(from_mapping(Study, apply_overrides(load_yaml(options.study), overrides))))
+    print(study(load_config(Study, options.study, overrides)))
 
 
 def settings() -> type:

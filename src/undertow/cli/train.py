@@ -14,16 +14,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    from undertow.evaluation.run import check_test, evaluate
+    from undertow.evaluation.run import check_recipe, check_test, evaluate
     from undertow.training.run import load_recipe, run_folder, train
 
     recipe = load_recipe(options.recipe, overrides)
-    check_test(recipe)
     if options.dry_run:
         from undertow.training.dry_run import dry_run
 
+        check_test(recipe)
         print(dry_run(recipe))
         return
+    check_recipe(recipe)
     for seed in recipe.seeds:
         print(train(recipe, seed))
     print(evaluate(run_folder(recipe, recipe.seeds[0]).parent, []))

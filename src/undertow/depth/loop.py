@@ -19,11 +19,15 @@ from undertow.fields import check_fields
 # One iteration: the state ``[B, T, D]`` before it and its number, counted from 0, to the state after it.
 Iteration = Callable[[torch.Tensor, int], torch.Tensor]
 
+MOST_ITERATIONS = 100_000
+
 
 def check_depth(name: str, value: int) -> None:
     """Refuse what is no number of iterations."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} is {value!r}; use a whole number of iterations, 1 or more")
+    if value > MOST_ITERATIONS:
+        raise ConfigError(f"{name} is {value!r}; use {MOST_ITERATIONS:,} iterations or fewer")
 
 
 @dataclass(frozen=True)

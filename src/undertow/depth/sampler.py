@@ -43,8 +43,8 @@ class SampledDepth:
         check_fields(self)
         check_depth("mean", self.mean)
         check_depth("backward", self.backward)
-        if self.spread < 0:
-            raise ConfigError(f"spread is {self.spread}; use 0 or more")
+        if not 0 <= self.spread <= 3:  # beyond, single draws are thousands of times the mean
+            raise ConfigError(f"spread is {self.spread}; use 0 to 3")
         if self.curriculum == "none" and self.curriculum_steps:
             raise ConfigError(f"curriculum_steps is {self.curriculum_steps}, but curriculum is none; set linear or 1-sqrt")
         if self.curriculum != "none" and self.curriculum_steps < 1:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from undertow.errors import ConfigError, DataError
+from undertow.config import convert
+from undertow.errors import CheckpointError, ConfigError, DataError
+from undertow.reading import read_json
 from undertow.tasks import Example, PadCollator, Split, Task, model_inputs
 from undertow.tasks.encode import IGNORED, encode, encode_prompt
 from undertow.training.build import context_of
@@ -103,6 +106,24 @@ def accuracy_by_length(
             found = replace(found, right_symbols=tokens.right_symbols, symbols=tokens.symbols)
         results.append(found)
     return results
+
+
+def read_accuracies(path: Path) -> tuple[Accuracy, ...]:
+    """The accuracies that an evaluation wrote down.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    mend = "the file is damaged; run `undertow eval` again"
+    try:
+        found: tuple[Accuracy, ...] = convert(tuple[Accuracy, ...], read_json(path, CheckpointError, mend), "accuracies")
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}; {mend}") from error
+    for each in found:
+        symbols = (each.right_symbols or 0, each.symbols or 0)
+        if not 0 <= each.correct <= each.total or each.total < 1 or not 0 <= symbols[0] <= symbols[1]:
+            raise CheckpointError(f"{path} counts {each.correct} right answers of {each.total}; {mend}")
+    return found
 
 
 def label_accuracy(

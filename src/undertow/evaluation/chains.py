@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, get_args
@@ -15,14 +16,16 @@ from typing import Any, get_args
 import torch
 from tqdm import tqdm
 
-from undertow.config import from_mapping, load_yaml
+from undertow.config import load_config
 from undertow.errors import CheckpointError, ConfigError
 from undertow.evaluation.accuracy import generate
 from undertow.evaluation.report import percent, table
 from undertow.evaluation.run import seed_folders
 from undertow.files import read_json, write_text
 from undertow.paths import takes_paths
+from undertow.reading import read_lines, shown
 from undertow.tasks import GSM8K, Split
+from undertow.tasks.rows import rows_of
 from undertow.training.build import load, quiet_libraries
 from undertow.training.recipe import Recipe
 from undertow.training.run import MODEL, RECIPE
@@ -57,11 +60,11 @@ def write_chains(
     """
     if max_new_tokens < 1 or batch < 1:
         raise ConfigError(f"max-new-tokens is {max_new_tokens} and batch is {batch}; use 1 or more")
-    if temperature < 0:
+    if not 0 <= temperature < math.inf:  # nan is neither
         raise ConfigError(f"temperature is {temperature}; use 0 for greedy chains, or more")
     quiet_libraries()
     folder = seed_folders(run)[0]
-    task = from_mapping(Recipe, load_yaml(folder / RECIPE)).task
+    task = load_config(Recipe, folder / RECIPE).task
     if not isinstance(task, GSM8K) or not task.chain_of_thought:
         raise ConfigError(f"{run} was not trained to write chains of thought; train gsm8k with task.chain_of_thought=true")
     splits = present_splits(task)
@@ -104,6 +107,8 @@ def check_settings(path: Path, settings: dict[str, Any]) -> None:
         write_text(path, json.dumps(settings, indent=1) + "\n")
         return
     before = read_json(path)
+    if not isinstance(before, dict):
+        raise CheckpointError(f"{path} does not say how the chains were made: {shown(before)}; choose another folder")
     for key, value in settings.items():
         if before.get(key) != value:
             raise CheckpointError(
@@ -124,9 +129,7 @@ def write_split(
 ) -> None:
     """Write one split's file, under another name until it is whole."""
     part = file.with_name(f".{file.name}.part")
-    kept = (
-        [line for line in part.read_text(encoding="utf-8").splitlines(True) if line.endswith("\n")] if part.is_file() else []
-    )
+    kept = [line for _, line in read_lines(part, CheckpointError) if line.endswith("\n")] if part.exists() else []
     start = len(kept) // batch * batch  # draws depend on the batch, so a batch is written whole
     write_text(part, "".join(kept[:start]))
     with part.open("a", encoding="utf-8") as out:
@@ -147,9 +150,13 @@ def count(task: GSM8K, split: Split, file: Path) -> Written:
     """What a file holds.
 
     Raises:
-        CheckpointError: not one chain for each problem.
+        CheckpointError: not one chain for each problem, or a line is none.
     """
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = []
+    for where, row in rows_of(file):
+        if not isinstance(row, dict) or type(row.get("finished")) is not bool or type(row.get("right")) is not bool:
+            raise CheckpointError(f"{where} is no chain that undertow chains wrote: {shown(row)}; remove it and run again")
+        rows.append(row)
     if len(rows) != task.size(split):
         raise CheckpointError(f"{file} has {len(rows)} chains for {task.size(split)} problems; remove it and run again")
     return Written(len(rows), sum(not row["finished"] for row in rows), sum(row["right"] for row in rows))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from undertow.errors import CheckpointError
 from undertow.evaluation.accuracy import evaluating, progress
 from undertow.evaluation.report import table
+from undertow.reading import read_json
 from undertow.tasks import PadCollator, Split, Task, TaskDataset, model_inputs
 from undertow.tasks.encode import IGNORED
 
@@ -74,6 +77,20 @@ def loss_per_token(
             )
             tokens += int((labels != IGNORED).sum())
     return Loss(total / tokens, tokens, windows, len(dataset), dataset.skipped)
+
+
+def read_loss(path: Path) -> float:
+    """The loss a token, in nats, that an evaluation wrote down.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    mend = "the file is damaged; run `undertow eval` again"
+    held = read_json(path, CheckpointError, mend)
+    loss = held.get("loss") if isinstance(held, dict) else None
+    if not isinstance(loss, int | float) or isinstance(loss, bool):
+        raise CheckpointError(f"{path} has no number as 'loss'; {mend}")
+    return float(loss)
 
 
 def loss_table(losses: Mapping[str, Loss]) -> str:

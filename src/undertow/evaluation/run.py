@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from undertow.config import apply_overrides, from_mapping, load_yaml, save_yaml
+from undertow.config import load_config, save_yaml
 from undertow.depth.loop import check_depth
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.evaluation.accuracy import Accuracy, accuracy_by_length, generate
@@ -24,8 +25,9 @@ from undertow.paths import takes_paths
 from undertow.tasks import Example, Text, encode_prompt
 from undertow.training.build import ADAPTER, context_of, load, loops, quiet_libraries
 from undertow.training.data import most_tokens
+from undertow.training.fit import check_examples, check_fit
 from undertow.training.recipe import Recipe
-from undertow.training.run import MODEL, RECIPE
+from undertow.training.run import MODEL, RECIPE, run_folder
 
 
 @takes_paths
@@ -75,8 +77,9 @@ def evaluate(run: Path, overrides: list[str], depth: int | None = None) -> str:
     """
     quiet_libraries()
     folders = seed_folders(run)
-    recipes = [from_mapping(Recipe, apply_overrides(load_yaml(folder / RECIPE), overrides)) for folder in folders]
+    recipes = [load_config(Recipe, folder / RECIPE, overrides) for folder in folders]
     recipe = recipes[-1]
+    check_examples(recipe)
     suffixes = [suffix_of(folder, recipe) + depth_suffix(depth) for folder, recipe in zip(folders, recipes, strict=True)]
     name = recipe.name if depth is None else f"{recipe.name} at depth {depth}"
     if recipe.task.measured_by == "loss":
@@ -111,9 +114,22 @@ def check_test(recipe: Recipe) -> None:
         recipe.task.example("test", 0, length)
 
 
+def check_recipe(recipe: Recipe) -> None:
+    """Look at a recipe's test split, and at what its model and this machine can hold, before the training.
+
+    Where each seed is trained already there is nothing more to hold.
+
+    Raises:
+        UndertowError: as `check_test` and `undertow.training.fit.check_fit`.
+    """
+    check_test(recipe)
+    if not all((run_folder(recipe, seed) / MODEL).is_dir() for seed in recipe.seeds):
+        check_fit(recipe)
+
+
 def suffix_of(folder: Path, recipe: Recipe) -> str:
     """What the names of a recipe's results end in: its task's kind and test file, if it is not the task that was learned."""
-    trained = from_mapping(Recipe, load_yaml(folder / RECIPE)).task
+    trained = load_config(Recipe, folder / RECIPE).task
     file = getattr(recipe.task, "test", None)
     own = "" if file is None else f"-{Path(file).stem}"
     return "" if recipe.task == trained else f"-{recipe.task.kind}{own}"
@@ -148,7 +164,7 @@ def evaluate_folder(folder: Path, recipe: Recipe, suffix: str = "", depth: int |
 
 def keep_evaluation(folder: Path, recipe: Recipe) -> None:
     """Write down in the folder's recipe how its model was evaluated last: what a study and comparisons go by."""
-    trained = from_mapping(Recipe, load_yaml(folder / RECIPE))
+    trained = load_config(Recipe, folder / RECIPE)
     if trained.evaluation != recipe.evaluation:
         save_yaml(dataclasses.replace(trained, evaluation=recipe.evaluation), folder / RECIPE)
 
@@ -192,7 +208,7 @@ def continue_prompt(run: Path, prompt: str, max_new_tokens: int, temperature: fl
     """
     if max_new_tokens < 1:
         raise ConfigError(f"max-new-tokens is {max_new_tokens}; use 1 or more")
-    if temperature < 0:
+    if not 0 <= temperature < math.inf:  # nan is neither
         raise ConfigError(f"temperature is {temperature}; use 0 for greedy answers, or more")
     quiet_libraries()
     is_model = any((run / name).is_file() for name in ("config.json", ADAPTER)) or not run.is_dir()

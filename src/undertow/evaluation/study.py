@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import statistics
@@ -25,20 +26,23 @@ from typing import Any
 
 import torch
 
-from undertow.config import apply_overrides, from_mapping, load_yaml, to_mapping
-from undertow.errors import ConfigError, DivergedError
+from undertow.config import apply_overrides, from_mapping, load_config, to_mapping
+from undertow.errors import CheckpointError, ConfigError, DivergedError
+from undertow.evaluation.accuracy import read_accuracies
 from undertow.evaluation.figures import curves_figure
+from undertow.evaluation.loss import read_loss
 from undertow.evaluation.report import table
-from undertow.evaluation.run import check_test, evaluate_folder, evaluate_loss
+from undertow.evaluation.run import check_recipe, evaluate_folder, evaluate_loss
 from undertow.files import read_json, write_text
 from undertow.paths import takes_paths
 from undertow.training.build import quiet_libraries
 from undertow.training.log import diverged, read_log
-from undertow.training.recipe import Recipe
+from undertow.training.recipe import Recipe, check_place, check_seeds
 from undertow.training.run import LOG, MODEL, RECIPE, check_folder, run_folder, train, versions
 
 EVALUATIONS = ("accuracy.json", "loss.json")
 SUMMARY = "summary.json"
+MOST_RUNS = 10_000
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,14 @@ class Study:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ConfigError(f"workers is {self.workers}; use 1 or more")
-        if not self.seeds:
-            raise ConfigError("seeds is empty; give at least one seed")
+        check_place(self.name, self.output)
+        check_seeds(self.seeds)
         empty = [axis for axis, choices in self.axes.items() if not choices]
         if not self.axes or empty:
             raise ConfigError(f"axes{'.' + empty[0] if empty else ''} is empty; give at least one choice")
+        count = math.prod(map(len, self.axes.values())) * len(self.seeds)
+        if count > MOST_RUNS:
+            raise ConfigError(f"axes and seeds make {count:,} runs; use {MOST_RUNS:,} or fewer")
         choices = {f"axes.{axis}.{label}": self.axes[axis][label] for axis in self.axes for label in self.axes[axis]}
         for where, keys in {"recipe": self.recipe, **choices}.items():
             for key in ("name", "seeds", "output"):
@@ -141,10 +148,10 @@ def study(settings: Study) -> str:
     """
     recipes = settings.recipes()
     for recipe in recipes.values():
-        check_test(recipe)
+        check_recipe(recipe)
     jobs = [(recipe, seed) for seed in settings.seeds for recipe in recipes.values() if not finished(recipe, seed)]
     waiting, number = iter(jobs), 0
-    with ProcessPoolExecutor(settings.workers, get_context("spawn"), end_with_parent) as pool:
+    with ProcessPoolExecutor(max(1, min(settings.workers, len(jobs))), get_context("spawn"), end_with_parent) as pool:
         # Only as many as go on at a time are handed over: a pool runs what it holds even after a failure or Ctrl-C.
         running = {pool.submit(train_and_evaluate, *job) for job in itertools.islice(waiting, settings.workers)}
         while running:
@@ -180,7 +187,11 @@ def runs_in(path: Path) -> list[Path]:
     """The folders of a finished study's runs, in the study's order; of any other folder, that folder itself."""
     if not (path / SUMMARY).is_file():
         return [path]
-    settings = from_mapping(Study, read_json(path / SUMMARY)["study"])
+    summary = read_json(path / SUMMARY)
+    try:
+        settings = from_mapping(Study, summary["study"] if isinstance(summary, dict) and "study" in summary else summary)
+    except ConfigError as error:
+        raise CheckpointError(f"{path / SUMMARY} holds no study ({error}); run `undertow study` again") from error
     return [path / recipe.name for recipe in settings.recipes().values()]
 
 
@@ -196,7 +207,7 @@ def finished(recipe: Recipe, seed: int) -> bool:
         return True
     if not (folder / MODEL).is_dir() or not any((folder / name).is_file() for name in EVALUATIONS):
         return False
-    return from_mapping(Recipe, load_yaml(folder / RECIPE)).evaluation == recipe.evaluation
+    return load_config(Recipe, folder / RECIPE).evaluation == recipe.evaluation
 
 
 def end_with_parent() -> None:
@@ -248,14 +259,14 @@ def finding(labels: tuple[str, ...], recipe: Recipe) -> Finding:
         seconds += [entry["seconds_per_step"] for entry in log if "seconds_per_step" in entry]
         values = {"loss": curve[-1][1]} if curve else {}
         if (folder / "loss.json").is_file():
-            values["test loss"] = read_json(folder / "loss.json")["loss"]
+            values["test loss"] = read_loss(folder / "loss.json")
         if (folder / "accuracy.json").is_file():
-            for entry in read_json(folder / "accuracy.json"):
-                suffix = "" if entry["length"] is None else f" at {entry['length']}"
-                sampled = "" if entry["temperature"] == 0 else f", temperature {entry['temperature']:g}"
-                values[f"accuracy{suffix}{sampled}"] = entry["correct"] / entry["total"]
-                if entry.get("symbols"):
-                    values["symbols" + suffix] = entry["right_symbols"] / entry["symbols"]
+            for entry in read_accuracies(folder / "accuracy.json"):
+                suffix = "" if entry.length is None else f" at {entry.length}"
+                sampled = "" if entry.temperature == 0 else f", temperature {entry.temperature:g}"
+                values[f"accuracy{suffix}{sampled}"] = entry.share
+                if entry.symbols and entry.symbol_share is not None:
+                    values["symbols" + suffix] = entry.symbol_share
         for name, value in values.items():
             measures.setdefault(name, []).append(value)
     return Finding(labels, measures, curves, statistics.median(seconds) if seconds else float("nan"), lost)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from undertow.errors import ConfigError
-from undertow.tasks.base import PromptedTask, paper_prompt
+from undertow.tasks.base import PromptedTask, check_longest, paper_prompt
 from undertow.tasks.example import Example
 
 _QUESTION = "Evaluate this expression modulo 10."
@@ -45,6 +45,7 @@ class MultiStepArithmetic(PromptedTask):
             raise ConfigError(
                 f"max_operands is {self.max_operands}, but must be at least min_operands, {self.min_operands}; raise it."
             )
+        check_longest(max_operands=self.max_operands)
 
     def draw(self, generator: random.Random, length: int | None) -> Example:
         """Draw one expression; see `GeneratedTask.draw`."""

@@ -20,6 +20,8 @@ Measure = Literal["answers", "labels", "loss"]
 
 # A split holding a hundredth of all candidates is missed by this many draws about once in 10^43.
 _ATTEMPTS = 10_000
+# The longest example, in any task's own unit: what is longer takes seconds to draw, and no model here reads it.
+_LONGEST = 100_000
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ class GeneratedTask(Task):
             raise ConfigError(f"The example's index is {index}, but must be at least 0; count examples from 0.")
         if length is not None and length < 1:
             raise ConfigError(f"The example's length is {length}, but must be at least 1; ask for a longer one.")
+        if length is not None:
+            check_longest(length=length)
         generator = random.Random(_stable_hash(f"{self.kind}|{self.seed}|{split}|{index}|{length}"))
         for _ in range(_ATTEMPTS):
             example = self.draw(generator, length)
@@ -170,6 +174,13 @@ def text_field(row: Mapping[str, object], name: str) -> str:
 def first_line(text: str) -> str:
     """Return the first line of the text that is not empty, without blanks around it."""
     return text.strip().partition("\n")[0].strip()
+
+
+def check_longest(**lengths: int) -> None:
+    """Raise ConfigError for a length that no example can have, by its name."""
+    for name, length in lengths.items():
+        if length > _LONGEST:
+            raise ConfigError(f"{name} is {length}, but examples have {_LONGEST:,} parts at most; lower it.")
 
 
 def check_split(split: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,11 +11,12 @@ from typing import ClassVar, NamedTuple, get_args
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
+from undertow.reading import expanded, read_json, shown
 from undertow.tasks.base import Task, Template, check_split, first_line, paper_prompt, text_field
 from undertow.tasks.example import Example, Split
 
 _EXPRESSION = re.compile(r"[-+*()\d =]+", re.ASCII)
-_NUMBER = re.compile(r"[-+]?\d+", re.ASCII)
+_NUMBER = re.compile(r"[-+]?\d{1,1000}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,9 @@ class BigBenchArithmetic(Task):
             raise ConfigError(f"{self.kind} is a benchmark and has no {split} split; train on arithmetic and test on this.")
         if self.test is None:
             raise ConfigError(f"The test split needs the field 'test' of {self.kind}; give it the path of the JSON file.")
-        file = Path(self.test).expanduser()
+        file = expanded(self.test)
         try:
             return _read(file, file.stat().st_mtime_ns)
-        except UnicodeDecodeError as error:
-            raise DataError(f"{self.test} is no UTF-8 text; give the benchmark's JSON file.") from error
         except OSError as error:
             raise DataError(f"{self.test} cannot be read ({error.strerror}); check the path of the test file.") from error
 
@@ -104,10 +102,7 @@ class _Expression(NamedTuple):
 @lru_cache(maxsize=2)
 def _read(path: Path, modified: int) -> tuple[_Expression, ...]:
     """Read the file; `modified` makes a changed one be read again."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path} is no JSON: {error}; give the benchmark's JSON file.") from error
+    content = read_json(path, mend="give the benchmark's JSON file.")
     rows = content.get("examples") if isinstance(content, dict) else None
     if not isinstance(rows, list) or not rows:
         raise DataError(f"{path} holds no list 'examples'; give the benchmark's JSON file.")
@@ -122,6 +117,6 @@ def _read(path: Path, modified: int) -> tuple[_Expression, ...]:
         if not _EXPRESSION.fullmatch(text):
             raise DataError(f"{path}, example {number}: expected numbers, + - * and () as 'input', found {text[:80]!r}.")
         if not _NUMBER.fullmatch(target.strip()):
-            raise DataError(f"{path}, example {number}: expected a whole number as 'target', found {target!r}.")
+            raise DataError(f"{path}, example {number}: expected a whole number as 'target', found {shown(target)}.")
         found.append(_Expression(text.strip(), int(target)))
     return tuple(found)

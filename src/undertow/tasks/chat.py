@@ -8,10 +8,11 @@ from typing import Any, ClassVar, NoReturn
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
+from undertow.reading import shown
 from undertow.tasks.base import Measure
 from undertow.tasks.encode import IGNORED, known_ids
 from undertow.tasks.example import Example, Split
-from undertow.tasks.rows import RowsTask, shown
+from undertow.tasks.rows import RowsTask
 
 Message = dict[str, str]
 ROLES = ("system", "user", "assistant")

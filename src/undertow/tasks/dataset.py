@@ -71,14 +71,14 @@ class TaskDataset(Dataset[dict[str, list[int]]]):
         """Return the example behind an item, for instance to score what a model generates for it."""
         return self.task.example(self.split, self.indices[position])
 
-    def check_lengths(self) -> None:
+    def check_lengths(self, lengths: Sequence[int] | None = None) -> None:
         """Encode the items that look too long, so that one that is raises DataError now and not when its turn comes.
 
         An item looks too long if its characters and a token at either end are more than `max_tokens`: few tokens have less
-        than one character.
+        than one character. `lengths` are those of `lengths()`, where they are known already.
         """
         if self.max_tokens is not None:
-            for position, length in enumerate(self.lengths()):
+            for position, length in enumerate(self.lengths() if lengths is None else lengths):
                 if length + 2 > self.max_tokens:
                     self[position]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from undertow.errors import DataError
+from undertow.reading import read_text, shown
 from undertow.tasks.base import split_of
 from undertow.tasks.example import Split
-from undertow.tasks.rows import load_splits, rows_of, shown
+from undertow.tasks.rows import load_splits, rows_of
 
 OF_ROWS = (".jsonl", ".json")
 
@@ -110,9 +111,7 @@ def _text_of(row: object, column: str, where: str) -> str:
 @lru_cache(maxsize=8)
 def _read(path: Path, modified: int) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text; give a text file.") from error
+        text = read_text(path)
     except OSError as error:
         raise _unreadable(path, error) from error
     if not text:

@@ -11,7 +11,7 @@ from itertools import permutations, product
 from typing import Any, ClassVar, Literal, get_args
 
 from undertow.errors import ConfigError
-from undertow.tasks.base import GeneratedTask, Measure
+from undertow.tasks.base import GeneratedTask, Measure, check_longest
 from undertow.tasks.example import Example
 
 Group = Literal["S3", "S5", "A5", "Z60", "A4xZ5"]
@@ -60,6 +60,7 @@ class GroupTracking(GeneratedTask):
             raise ConfigError(
                 f"max_length is {self.max_length}, but must be at least min_length, {self.min_length}; raise it."
             )
+        check_longest(max_length=self.max_length)
 
     def draw(self, generator: random.Random, length: int | None) -> Example:
         """Draw one sequence; see `GeneratedTask.draw`."""

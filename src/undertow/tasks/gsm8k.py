@@ -8,9 +8,10 @@ from decimal import Decimal
 from typing import Any, ClassVar, NamedTuple
 
 from undertow.errors import ConfigError, DataError
+from undertow.reading import shown
 from undertow.tasks.base import first_line, paper_prompt, text_field
 from undertow.tasks.example import Example, Split
-from undertow.tasks.rows import RowsTask, shown
+from undertow.tasks.rows import RowsTask
 
 _QUESTION = "Answer the math question."
 _ANSWER_MARK = "####"

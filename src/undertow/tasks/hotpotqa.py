@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from undertow.errors import ConfigError
+from undertow.reading import shown
 from undertow.tasks.base import first_line, paper_prompt
 from undertow.tasks.example import Example, Split
-from undertow.tasks.rows import LeftOutError, RowsTask, shown
+from undertow.tasks.rows import LeftOutError, RowsTask
 
 _QUESTION = "Answer the question."
 _ANSWER_MARK = "####"
@@ -106,9 +107,9 @@ def _trace_of(row: dict[str, Any]) -> tuple[str, ...]:
         ) from error
     found = []
     for title, number in facts:
-        sentences = paragraphs.get(title)
-        if not isinstance(sentences, list) or not isinstance(number, int) or not 0 <= number < len(sentences):
-            raise ValueError(f"the supporting fact {number} of {title!r} is not in the context")
+        sentences = paragraphs.get(title) if isinstance(title, str) else None
+        if not isinstance(sentences, list) or type(number) is not int or not 0 <= number < len(sentences):
+            raise ValueError(f"the supporting fact {shown(number)[1:-1]} of {shown(title)} is not in the context")
         found.append(" ".join(str(sentences[number]).split()))
     if not any(found):
         raise ValueError("there is no supporting fact to make a trace of")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from undertow.errors import ConfigError
-from undertow.tasks.base import PromptedTask, paper_prompt
+from undertow.tasks.base import PromptedTask, check_longest, paper_prompt
 from undertow.tasks.example import Example
 
 _QUESTION = "Output the parity of this sequence."
@@ -36,6 +36,7 @@ class Parity(PromptedTask):
             raise ConfigError(
                 f"max_length is {self.max_length}, but must be at least min_length, {self.min_length}; raise it."
             )
+        check_longest(max_length=self.max_length)
 
     def draw(self, generator: random.Random, length: int | None) -> Example:
         """Draw one sequence; see `GeneratedTask.draw`."""

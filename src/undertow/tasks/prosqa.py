@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
+from undertow.reading import expanded, read_json
 from undertow.tasks.base import PromptedTask, check_split, first_line
 from undertow.tasks.example import Example, Split
 from undertow.tasks.graphs import LETTERS, Question, draw_question, question_from_row
@@ -103,7 +103,7 @@ class ProsQA(PromptedTask):
     def _path(self, split: Split) -> Path | None:
         check_split(split)
         path = {"train": self.train, "valid": self.valid, "test": self.test}[split]
-        return None if path is None else Path(path).expanduser()
+        return None if path is None else expanded(path)
 
 
 def _questions(path: Path) -> tuple[Question, ...]:
@@ -116,10 +116,7 @@ def _questions(path: Path) -> tuple[Question, ...]:
 @lru_cache(maxsize=8)
 def _read(path: Path, modified: int) -> tuple[Question, ...]:
     """Read a file; `modified` makes a changed file be read again."""
-    try:
-        rows: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of json or of UTF-8
-        raise DataError(f"{path} holds no JSON in UTF-8: {error}; give a released file.") from error
+    rows = read_json(path, mend="give a released file.")
     if not isinstance(rows, list) or not rows:
         raise DataError(f"{path} holds no list of questions; give a released file.")
     questions = []

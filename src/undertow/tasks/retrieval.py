@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from undertow.errors import ConfigError
-from undertow.tasks.base import GeneratedTask, Measure
+from undertow.tasks.base import GeneratedTask, Measure, check_longest
 from undertow.tasks.example import Example
 from undertow.tasks.groups import Group, multiplication_table
 
@@ -65,6 +65,7 @@ class GroupRetrieval(GeneratedTask):
             raise ConfigError(
                 f"max_length is {self.max_length}, but must be at least min_length, {self.min_length}; raise it."
             )
+        check_longest(max_length=self.max_length, entry_length=self.entry_length)
         elements = len(multiplication_table(self.group))
         if self.dictionary_size is not None and not 1 <= self.dictionary_size <= elements:
             raise ConfigError(

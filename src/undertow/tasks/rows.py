@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
+from undertow.reading import MalformedError, expanded, parse_json, read_json, read_lines
 from undertow.tasks.base import Task, check_split, split_of
 from undertow.tasks.example import Split
 
@@ -100,7 +100,7 @@ class RowsTask(Task):
         if path is None:
             raise ConfigError(f"The {split} split needs the field {name!r} of {self.kind}; give it the path of a file.")
         try:
-            file = Path(path).expanduser()
+            file = expanded(path)
             return _load_file(self, file, file.stat().st_mtime_ns, split if name == "train" else None, held)
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}); check the path of the {name} file.") from error
@@ -158,32 +158,25 @@ def rows_of(path: Path) -> Iterator[tuple[str, Any]]:
     """Every row of a file with the words for where it stands; empty lines are passed over.
 
     Raises:
-        DataError: the file is no UTF-8, or a row is no JSON.
+        DataError: the file is no UTF-8 text, or a row is no JSON.
         OSError: it cannot be read.
     """
-    try:
-        if path.suffix == ".json":
-            yield from _rows_of_list(path)
-            return
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                where = f"{path}, line {number}"
-                try:
-                    row = line if path.suffix == ".txt" else json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise DataError(f"{where}: expected JSON, found {shown(line)}; correct or remove the line.") from error
-                yield where, row
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text; give a .jsonl, .json or .txt file.") from error
+    if path.suffix == ".json":
+        yield from _rows_of_list(path)
+        return
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = line if path.suffix == ".txt" else parse_json(line)
+        except MalformedError as error:
+            raise DataError(f"{where}: {error}; correct or remove the line.") from error
+        yield where, row
 
 
 def _rows_of_list(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path} holds no JSON: {error}; give JSON lines the ending .jsonl.") from error
+    rows = read_json(path, mend="give JSON lines the ending .jsonl.")
     if not isinstance(rows, list):
         raise DataError(f"{path} holds no list; give a JSON list of rows, or JSON lines with the ending .jsonl.")
     for number, row in enumerate(rows):
@@ -220,9 +213,3 @@ def load_splits(name: str, streaming: bool = False) -> tuple[Any, dict[Split, st
         if theirs in splits and theirs != train:
             own.setdefault(split, theirs)
     return splits, own
-
-
-def shown(value: object) -> str:
-    """A text, or what another value looks like, cut to a length that a message can bear."""
-    text = value.strip() if isinstance(value, str) else str(value)
-    return repr(text if len(text) <= 80 else text[:80] + "...")

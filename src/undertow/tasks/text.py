@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
+from undertow.reading import expanded
 from undertow.tasks.base import Measure, Task, check_split
 from undertow.tasks.documents import Sources, documents, stamped
 from undertow.tasks.encode import IGNORED
@@ -55,6 +55,8 @@ class Text(Task):
             raise ConfigError(
                 f"context is {self.context}, but must be at least 2, as a token is predicted from another; raise it."
             )
+        if self.context >= 2**31:
+            raise ConfigError(f"context is {self.context}, more tokens than any model reads; lower it.")
         if self.files and self.hub is not None:
             raise ConfigError("files and hub are both set; remove one of them.")
 
@@ -149,7 +151,7 @@ class Text(Task):
 
     def _tokens(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> Tokens:
         check_split(split)
-        cache = None if self.cache is None else Path(self.cache)
+        cache = None if self.cache is None else expanded(self.cache)
         return tokens_of(self._sources(), tokenizer, cache)[split]
 
     def _sources(self) -> Sources:
@@ -157,4 +159,4 @@ class Text(Task):
             raise ConfigError(
                 f"The {self.kind} task needs the field 'files'; give it the paths of text files, or set hub to a data set."
             )
-        return Sources(tuple(stamped(Path(path).expanduser()) for path in self.files), self.hub, self.column)
+        return Sources(tuple(stamped(expanded(path)) for path in self.files), self.hub, self.column)

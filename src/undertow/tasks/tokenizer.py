@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from undertow.errors import ConfigError
 
 _SPECIAL = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest id that a tokenizer may give: the embeddings that a model needs."""
+    return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
 
 
 def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
+from undertow.reading import expanded, read_json
 from undertow.tasks.documents import Document, Sources, documents
 from undertow.tasks.encode import check_known
 from undertow.tasks.example import Split
@@ -49,7 +50,7 @@ def tokens_of(sources: Sources, tokenizer: PreTrainedTokenizerBase, cache: Path 
         DataError: a document cannot be read, the tokenizer does not know a part of it, or the files cannot be written.
         ConfigError: documents must end, but the tokenizer has no EOS token.
     """
-    return _in_memory(sources, tokenizer) if cache is None else _on_disk(sources, tokenizer, cache.expanduser())
+    return _in_memory(sources, tokenizer) if cache is None else _on_disk(sources, tokenizer, cache)
 
 
 def encoded(
@@ -116,8 +117,8 @@ def _on_disk(sources: Sources, tokenizer: PreTrainedTokenizerBase, cache: Path) 
     if not (folder / ABOUT).is_file():
         _write(sources, tokenizer, folder)
     try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        return {
+        about = read_json(folder / ABOUT)
+        found = {
             split: Tokens(
                 _mapped(folder / f"{split}.ids", about["id_type"]),
                 _mapped(folder / f"{split}.starts", "int64"),
@@ -125,7 +126,11 @@ def _on_disk(sources: Sources, tokenizer: PreTrainedTokenizerBase, cache: Path) 
             )
             for split in SPLITS
         }
-    except (OSError, ValueError, KeyError) as error:
+        for split, tokens in found.items():
+            if len(tokens.ids) != about["tokens"][split]:
+                raise ValueError(f"{split}.ids holds {len(tokens.ids)} tokens instead of {about['tokens'][split]}")
+        return found
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"the tokens in {folder} cannot be read ({error}); remove that folder, to make them anew."
         ) from error
@@ -181,7 +186,7 @@ def _id_type(tokenizer: PreTrainedTokenizerBase) -> type[np.unsignedinteger[Any]
 
 def _digest(sources: Sources, tokenizer: PreTrainedTokenizerBase) -> str:
     """A name for the tokens of these sources by this tokenizer. Of a folder with a data set every file counts."""
-    hub = None if sources.hub is None else Path(sources.hub.partition(":")[0]).expanduser()
+    hub = None if sources.hub is None else expanded(sources.hub.partition(":")[0])
     inside = sorted(path for path in hub.rglob("*") if path.is_file()) if hub is not None and hub.is_dir() else []
     files = [(str(path.resolve()), size, modified) for path, size, modified in sources.files]
     files += [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in inside]

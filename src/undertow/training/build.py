@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from undertow.host import attach, set_solver
 from undertow.host.attach import has_recurrence, recurs_in_time
 from undertow.models import HuginnForCausalLM, LSTMConfig, with_pauses
 from undertow.paths import takes_paths
+from undertow.reading import check_file, is_special, read_json, shown
 from undertow.tasks import character_tokenizer
+from undertow.tasks.tokenizer import ids_of
 from undertow.training.depth import native_model
-from undertow.training.recipe import LoRASection, ModelSection, Recipe
+from undertow.training.recipe import MOST_LAYERS, LoRASection, ModelSection, Recipe
 
 ADAPTER = "adapter_config.json"
 # What the architectures call a setting that not all of them have.
@@ -82,11 +85,15 @@ def outline(recipe: Recipe) -> Any:
             model = new_model(recipe, tokenizer_for(recipe))
         else:
             try:
+                if Path(recipe.model.path).exists():
+                    check_model_folder(Path(recipe.model.path))
                 model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model.path))
             except UndertowError:
                 raise
             except Exception as error:  # transformers raises any kind
-                raise CheckpointError(f"{recipe.model.path} has no model config: {first_line(error)}") from error
+                path = recipe.model.path
+                what = f"{path} has no model config" if Path(path).exists() else no_such(path)
+                raise CheckpointError(f"{what}: {first_line(error)}") from error
         return equip(model, recipe)
 
 
@@ -130,8 +137,8 @@ def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
     if (Path(path) / ADAPTER).is_file():
         return load_adapter(Path(path))
     exists = Path(path).exists()
-    if exists and not (Path(path) / "config.json").is_file():
-        raise CheckpointError(f"{path} is no checkpoint: it has no config.json; give a folder that save_pretrained wrote")
+    if exists:
+        check_model_folder(Path(path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
@@ -139,15 +146,65 @@ def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
     except UndertowError:
         raise
     except Exception as error:  # transformers, safetensors and tokenizers raise any kind
-        what = f"no model could be loaded from {path}" if exists else f"there is no folder {path} and no model of that name"
+        what = f"no model could be loaded from {path}" if exists else no_such(path)
         raise CheckpointError(f"{what}: {first_line(error)}") from error
     if info["missing_keys"]:  # transformers would fill them with random numbers
         missing_keys = sorted(info["missing_keys"])
         raise CheckpointError(f"{path} lacks {len(missing_keys)} weights of its model, {missing_keys[0]} among them")
+    check_tokens(model, tokenizer, path)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
     return model, tokenizer
+
+
+def check_model_folder(folder: Path) -> None:
+    """Look at a model's folder before transformers does, which would wait for a pipe and build any number of layers.
+
+    Raises:
+        CheckpointError: there is no model config, it is malformed, or something in the folder is no file.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder} is no checkpoint: it has no config.json; give a folder that save_pretrained wrote")
+    check_files(folder)
+    config = read_json(path, CheckpointError, "the file is damaged; take it from the model's source again")
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} holds {shown(config)} and no model's config; take it from the model's source again")
+    check_counts(config, str(path))
+
+
+def check_files(folder: Path) -> None:
+    """Refuse a folder that holds a pipe or a device, at which whoever reads it would wait."""
+    for held in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if is_special(held):
+            check_file(held, CheckpointError)
+
+
+def check_counts(config: Mapping[str, Any], where: str) -> None:
+    """Refuse numbers of layers or experts, each of which a module is built for, that no model has."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            check_counts(value, where)
+        is_count = key.startswith(("n_", "num_")) and ("layer" in key or "expert" in key)
+        if is_count and isinstance(value, int) and value > MOST_LAYERS:
+            raise CheckpointError(f"{where}: {key} is {value}, more than any model has; correct it")
+
+
+def check_tokens(model: Any, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+    """Make sure that the model has an embedding for each id that its tokenizer may give.
+
+    Raises:
+        CheckpointError: it has not.
+    """
+    embeddings = model.get_input_embeddings()
+    rows = getattr(embeddings, "num_embeddings", None) or embeddings.weight.shape[0]
+    needed = ids_of(tokenizer)
+    if needed > rows:
+        raise CheckpointError(
+            f"{path} has embeddings for {rows} tokens, but its tokenizer gives ids up to {needed - 1}; give the "
+            f"tokenizer that the model was trained with, or call model.resize_token_embeddings({needed}) and save it again"
+        )
 
 
 @takes_paths
@@ -162,6 +219,7 @@ def load_adapter(folder: Path) -> tuple[Any, PreTrainedTokenizerBase]:
         from peft.utils.save_and_load import load_peft_weights
     except ImportError as error:
         raise ConfigError(f'{folder} needs the package peft; install it with: pip install "undertow[train]"') from error
+    check_files(folder)
     try:
         base_path = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
         weights = load_peft_weights(str(folder), device="cpu")
@@ -193,6 +251,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     Raises:
         CheckpointError: there is none.
     """
+    check_files(Path(path))
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
     except Exception as error:  # transformers and tokenizers raise any kind
@@ -260,11 +319,10 @@ def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> A
 
 
 def vocabulary(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> int:
-    if section.vocabulary is not None and section.vocabulary < len(tokenizer):
-        raise ConfigError(
-            f"model.vocabulary is {section.vocabulary}, but the tokenizer has {len(tokenizer)} tokens; raise it"
-        )
-    return section.vocabulary or len(tokenizer)
+    needed = ids_of(tokenizer)
+    if section.vocabulary is not None and section.vocabulary < needed:
+        raise ConfigError(f"model.vocabulary is {section.vocabulary}, but the tokenizer has {needed} tokens; raise it")
+    return section.vocabulary or needed
 
 
 def differently_named(section: ModelSection, config_class: type[PreTrainedConfig]) -> dict[str, Any]:
@@ -304,6 +362,7 @@ def further(section: ModelSection, config_class: type[PreTrainedConfig]) -> dict
     for name in section.settings:
         if name in keys:
             raise ConfigError(f"model.settings holds {name}, which is model.{keys[name]} here; set that")
+        check_counts({name: section.settings[name]}, "model.settings")
         if name not in known:
             raise ConfigError(f"model.settings holds {name}, which {section.architecture} has not{nearest(name, known)}")
     return section.settings
@@ -319,6 +378,10 @@ def context_of(model: Any) -> int | None:
     config = getattr(model, "config", None)
     found = None if config is None else getattr(config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
+
+
+def no_such(path: str) -> str:
+    return f"there is no folder {path} and no model of that name"
 
 
 def first_line(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 
 import torch
@@ -12,9 +12,9 @@ from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError
 from undertow.files import replacing_folder
 from undertow.host import attach, detach
-from undertow.models.huginn import HuginnConfig
-from undertow.models.huginn.importing import import_huginn
+from undertow.models.huginn.importing import import_huginn, read_config
 from undertow.paths import takes_paths
+from undertow.reading import shown
 from undertow.training.build import load, quiet_libraries
 
 PROBE = 8  # tokens that the converted model is compared on
@@ -60,13 +60,7 @@ def import_checkpoint(source: str, output: Path, config: Path | None = None, tok
         CheckpointError: the weights or the config cannot be read, or do not fit each other.
     """
     quiet_libraries()
-    given = None
-    if config is not None:
-        try:
-            given = HuginnConfig.from_dict(json.loads(config.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{config} is no config that can be read: {error}") from error
-    model = import_huginn(Path(source), given)
+    model = import_huginn(Path(source), None if config is None else read_config(config))
     with replacing_folder(Path(output)) as folder:
         if tokenizer is not None:
             AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
@@ -83,10 +77,10 @@ def picks(text: str | None) -> tuple[int, ...]:
     """
     found: list[int] = []
     for part in (text or "").replace(" ", "").split(","):
-        first, dash, last = part.partition("-")
+        first, _, last = part.partition("-")
         if not part:
             continue
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ConfigError(f"layers {text!r} are not written as 0-3 or 0,2,5-7")
+        if not re.fullmatch(r"[0-9]{1,4}(-[0-9]{1,4})?", part):
+            raise ConfigError(f"layers {shown(text)} are not written as 0-3 or 0,2,5-7")
         found += range(int(first), int(last or first) + 1)
     return tuple(found)

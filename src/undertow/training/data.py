@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from undertow.errors import ConfigError, DataError
 from undertow.tasks import Task, TaskDataset, Text
 from undertow.tasks.base import GeneratedTask
+from undertow.training.memory import check_order
 from undertow.training.recipe import TrainingSection
 
 # Batches among which examples are sorted by length: enough to save padding, few enough to stay well mixed.
@@ -29,7 +30,8 @@ def training_set(
     examples is shuffled anew for each pass. The training has as many examples as fill its optimiser steps.
 
     `context` is the most tokens that the model reads. An example of more is an error, unless training.max_tokens leaves it
-    out; a data set is looked through for such ones here, a task without end is not.
+    out; what is looked through for such ones here is a data set, and of a task without end what is put into batches by
+    length.
 
     Raises:
         ConfigError: epochs of a task that has no end, or a training.max_tokens beyond the context.
@@ -38,6 +40,8 @@ def training_set(
     limit = most_tokens(section, context)
     a_step = section.batch * section.accumulate
     wanted = section.steps * a_step
+    if section.epochs is None:
+        check_order(wanted)
     size = task.size("train", tokenizer)
     count = size if section.examples is None else section.examples
     endless = count is None
@@ -58,10 +62,12 @@ def training_set(
             f"no training example is left: all {dataset.skipped} have more than {section.max_tokens} tokens; "
             "raise training.max_tokens"
         )
-    if section.max_tokens is None and size is not None and not isinstance(task, Text):  # text is cut to windows
-        dataset.check_lengths()
     if section.epochs is not None:
         wanted = -(-section.epochs * len(dataset) // a_step) * a_step
+        check_order(wanted)
+    lengths = dataset.lengths() if section.bucket_by_length or not endless else []
+    if section.max_tokens is None and not isinstance(task, Text):  # text is cut to windows
+        dataset.check_lengths(lengths)
     generator = random.Random(seed)
     order: list[int] = []
     while len(order) < wanted:
@@ -71,7 +77,7 @@ def training_set(
         order += passed
     order = order[:wanted]
     if section.bucket_by_length:
-        order = list(bucketed(order, dataset.lengths(), section.batch, generator))
+        order = list(bucketed(order, lengths, section.batch, generator))
     return Subset(dataset, order), dataset.skipped
 
 

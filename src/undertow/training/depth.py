@@ -22,6 +22,7 @@ from undertow.errors import ConfigError
 from undertow.host.attach import find_attachment, recurs_in_time
 from undertow.host.vocabulary import final_norm
 from undertow.models import HuginnConfig, HuginnForCausalLM
+from undertow.tasks.tokenizer import ids_of
 
 # What `schedule` is measured at on held-out examples: these shares of its mean.
 SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -49,6 +50,8 @@ class DepthSection:
     def __post_init__(self) -> None:
         if self.looped is not None and self.shape is not None:
             raise ConfigError("looped and shape are both set: loop a model's layers, or build a native one")
+        if self.shape is not None and sum(self.shape) > 10_000:
+            raise ConfigError(f"shape is {list(self.shape)}; use 10,000 layers or fewer")
         if self.shape is not None and (self.shape[1] < 1 or min(self.shape) < 0):
             raise ConfigError(f"shape is {list(self.shape)}; the core needs 1 layer or more, prelude and coda 0 or more")
         if self.evaluate_depths is not None and min(self.evaluate_depths, default=1) < 1:
@@ -87,7 +90,7 @@ def native_model(section: DepthSection, model: Any, tokenizer: PreTrainedTokeniz
             n_layers_in_recurrent_block=core,
             n_layers_in_coda=coda,
             intermediate_size=model.feed_forward or -(-8 * model.width // 24) * 8,
-            vocab_size=len(tokenizer),
+            vocab_size=ids_of(tokenizer),
             block_size=model.positions,
             mean_recurrence=section.mean,
             mean_backprop_depth=section.schedule.backward,

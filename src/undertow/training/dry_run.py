@@ -20,6 +20,7 @@ from undertow.solvers import Chunked, Jacobi, Scan, Solver
 from undertow.tasks.base import GeneratedTask
 from undertow.training.build import context_of, count_parameters, load_tokenizer, outline, tokenizer_for
 from undertow.training.data import most_tokens
+from undertow.training.fit import check_examples, check_model
 from undertow.training.recipe import Recipe
 
 # Sustained rates in TFLOP/s, by training.precision, within reach for models of 100 million parameters and more: three or
@@ -69,6 +70,8 @@ def dry_run(recipe: Recipe) -> str:
     """
     tokenizer = tokenizer_for(recipe) if recipe.model.path is None else load_tokenizer(recipe.model.path)
     model = outline(recipe)
+    check_examples(recipe)
+    check_model(recipe, model, tokenizer)
     found = estimate(recipe, model, tokenizer)
     known = "without end" if isinstance(recipe.task, GeneratedTask) else "not counted yet"
     precision = recipe.training.precision

@@ -12,9 +12,13 @@ from typing import Any
 from tqdm import tqdm
 from transformers import TrainerCallback
 
-from undertow.errors import DivergedError
+from undertow.errors import CheckpointError, DivergedError
 from undertow.files import write_text
 from undertow.paths import takes_paths
+from undertow.reading import MalformedError, parse_json, read_lines, shown
+
+# What others compute with, of the entries that have it.
+NUMBERS = ("step", "loss", "eval_loss", "seconds_per_step", "tokens", "groups", "gate_recurrent", "gate_current")
 
 
 class RunLog(TrainerCallback):
@@ -101,12 +105,27 @@ def diverged(path: Path) -> bool:
 
 @takes_paths
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The entries of a run's log, oldest first; a last line that was cut short is left out."""
-    entries = []
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                entries.append(json.loads(line))
-            except ValueError:
-                continue
+    """The entries of a run's log, oldest first; a last line that was cut short is left out. None where there is no log.
+
+    Raises:
+        CheckpointError: another line is no entry, or holds text where a number belongs.
+    """
+    entries: list[dict[str, Any]] = []
+    if not path.exists():
+        return entries
+    for number, line in read_lines(path, CheckpointError):
+        try:
+            entry = parse_json(line)
+            placed = isinstance(entry, dict) and ("step" in entry or "event" in entry)
+            if not placed or not all(is_number(entry[key]) for key in NUMBERS if key in entry):
+                raise MalformedError(f"expected an entry of a log, found {shown(line)}")
+        except MalformedError as error:
+            if not line.endswith("\n"):  # cut short by a kill
+                break
+            raise CheckpointError(f"{path}, line {number}: {error}; remove the line") from error
+        entries.append(entry)
     return entries
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

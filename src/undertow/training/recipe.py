@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
 from undertow.errors import ConfigError
 from undertow.pathways import T2MLR, SoftToken, TurboConn
+from undertow.reading import shown
 from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential
 from undertow.tasks import (
     GSM8K,
@@ -24,6 +26,12 @@ from undertow.tasks import (
     VariableAssignment,
 )
 from undertow.training.depth import DepthSection
+
+LONGEST_NAME = 200
+"""Bytes of a name: file systems take 255, of which some are for temporary names."""
+MOST_LAYERS = 10_000
+MOST_ROWS = 2**20
+"""The most examples of a batch."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,10 @@ class ModelSection:
     def __post_init__(self) -> None:
         at_least(1, self, "layers", "width", "heads", "key_value_heads", "feed_forward", "positions")
         at_least(1, self, "head_width", "vocabulary")
-        at_least(0, self, "pauses")
+        at_least(0, self, "pauses", "initializer_range", "embedding_range")
+        at_most(MOST_LAYERS, self, "layers", "pauses")
+        at_most(2**24, self, "width", "heads", "key_value_heads", "feed_forward", "head_width")
+        at_most(2**31 - 1, self, "positions", "vocabulary")
         if self.head_width is None and self.width % self.heads:
             raise ConfigError(f"width {self.width} is no multiple of heads {self.heads}; make it one")
         if self.heads % (self.key_value_heads or self.heads):
@@ -107,6 +118,7 @@ class LoRASection:
 
     def __post_init__(self) -> None:
         at_least(1, self, "rank", "alpha")
+        at_most(2**24, self, "rank")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}; use 0 or more, and less than 1")
 
@@ -172,7 +184,10 @@ class TrainingSection:
     def __post_init__(self) -> None:
         at_least(1, self, "steps", "epochs", "examples", "batch", "accumulate", "max_tokens", "restart_every")
         at_least(1, self, "log_every", "evaluate_every", "save_every", "compare_every", "threads")
-        at_least(0, self, "warmup_steps", "weight_decay", "clip", "evaluate_examples")
+        at_least(0, self, "warmup_steps", "weight_decay", "clip", "evaluate_examples", "gate_multiplier")
+        at_most(2**31 - 1, self, "steps", "epochs", "examples", "warmup_steps", "restart_every")
+        at_most(MOST_ROWS, self, "batch", "accumulate")
+        at_most(1024, self, "threads")
         if self.learning_rate <= 0:
             raise ConfigError(f"learning_rate is {self.learning_rate}; use more than 0")
         if not 0 <= self.beta2 < 1:
@@ -206,6 +221,7 @@ class EvaluationSection:
 
     def __post_init__(self) -> None:
         at_least(1, self, "examples", "batch", "max_new_tokens")
+        at_most(MOST_ROWS, self, "batch")
         if self.temperature is not None and self.temperature <= 0:
             raise ConfigError(f"temperature is {self.temperature}; use more than 0: greedy answers are scored in any case")
         if self.lengths and min(self.lengths) < 1:
@@ -253,12 +269,8 @@ class Recipe:
     """Evaluation after training, and by `undertow eval`."""
 
     def __post_init__(self) -> None:
-        if not self.name or "/" in self.name or self.name.startswith("."):
-            raise ConfigError(f"name is {self.name!r}; it names a folder, so use letters, digits and hyphens")
-        if not self.seeds:
-            raise ConfigError("seeds is empty; give at least one seed")
-        if min(self.seeds) < 0:
-            raise ConfigError(f"seeds holds {min(self.seeds)}; use 0 or more")
+        check_place(self.name, self.output)
+        check_seeds(self.seeds)
         if self.lora is not None and self.model.path is None:
             raise ConfigError("lora adapts a pretrained model, but model.path is not set; set it or remove lora")
         if self.depth is not None and self.depth.shape is not None:
@@ -279,6 +291,42 @@ class Recipe:
                     f"evaluation.{key} is set, but nothing is generated for {self.task.kind}, which is measured by "
                     f"its {self.task.measured_by}; remove it"
                 )
+
+
+def check_place(name: str, output: str) -> None:
+    """Refuse a name that would lead out of the folder `output`, or that not every system can write, and no folder at all.
+
+    Raises:
+        ConfigError: the name is empty, hidden, too long, or holds a separator or what cannot be printed.
+    """
+    is_odd = not name.isprintable() or name != name.strip() or "/" in name or "\\" in name
+    if not name or is_odd or name.startswith("."):
+        raise ConfigError(f"name is {shown(name)}; it names a folder in output, so use letters, digits and hyphens")
+    if len(name.encode()) > LONGEST_NAME:
+        raise ConfigError(f"name has {len(name.encode())} bytes, and names a folder; use {LONGEST_NAME} or fewer")
+    if not output.strip():
+        raise ConfigError("output is empty; give the name of a folder, or . for the current one")
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuse seeds that random generators do not take, and one that is given twice, whose runs would share a folder."""
+    if not seeds:
+        raise ConfigError("seeds is empty; give at least one seed")
+    if min(seeds) < 0:
+        raise ConfigError(f"seeds holds {min(seeds)}; use 0 or more")
+    if max(seeds) >= 2**32:
+        raise ConfigError(f"seeds holds {max(seeds)}; use less than 2^32")
+    twice = next((seed for seed in seeds if seeds.count(seed) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"seeds holds {twice} twice; give each once")
+
+
+def at_most(largest: int, section: object, *names: str) -> None:
+    """Refuse a larger value in any of the section's fields: a slip of the finger that would take all memory or time."""
+    for name in names:
+        value = getattr(section, name)
+        if value is not None and value > largest:
+            raise ConfigError(f"{name} is {value}; use {largest:,} or less")
 
 
 def at_least(smallest: int, section: object, *names: str) -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from undertow.config import apply_overrides, from_mapping, load_yaml, save_yaml, to_mapping
+from undertow.config import load_config, save_yaml, to_mapping
 from undertow.errors import CheckpointError, ConfigError
 from undertow.files import replacing_folder, write_text
 from undertow.host.attach import recurs_in_time
@@ -294,7 +294,7 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
     """
     now = trained_part(recipe)
     for made in sorted(folder.parent.glob(f"seed-*/{RECIPE}")):
-        before = trained_part(from_mapping(Recipe, load_yaml(made)))
+        before = trained_part(load_config(Recipe, made))
         for key in now | before:
             if before.get(key) != now.get(key):
                 raise CheckpointError(
@@ -360,4 +360,4 @@ def load_recipe(path: Path, overrides: list[str]) -> Recipe:
     Raises:
         ConfigError: a key is unknown, or a value does not fit.
     """
-    return from_mapping(Recipe, apply_overrides(load_yaml(path), overrides))
+    return load_config(Recipe, path, overrides)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from undertow.errors import CheckpointError, nearest
 from undertow.models.huginn.config import HuginnConfig
 from undertow.models.huginn.model import HuginnForCausalLM
 from undertow.paths import takes_paths
+from undertow.reading import read_json
 
 # What torch.compile, distributed wrappers and the training code put before each name, in any order and number.
 PREFIXES = ("_orig_mod.", "_original_module.", "_fsdp_wrapped_module.", "module.", "model.")
@@ -36,12 +36,27 @@ def import_huginn(source: Path, config: HuginnConfig | None = None, dtype: torch
         path = (source if source.is_dir() else source.parent) / "config.json"
         if not path.is_file():
             raise CheckpointError(f"{source} has no config.json beside it; give the config")
-        config = HuginnConfig.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        config = read_config(path)
     model = HuginnForCausalLM(config)
     load_weights(model, read_weights(source))
     if dtype is not None:
         model.to(dtype)  # type: ignore[arg-type]
     return model
+
+
+def read_config(path: Path) -> HuginnConfig:
+    """The config in a JSON file.
+
+    Raises:
+        CheckpointError: it cannot be read, or is none of such a model.
+    """
+    try:
+        config: HuginnConfig = HuginnConfig.from_dict(read_json(path, CheckpointError))
+    except CheckpointError:
+        raise
+    except Exception as error:  # the config's own checks raise any kind
+        raise CheckpointError(f"{path} is no config that can be read: {error}") from error
+    return config
 
 
 @takes_paths

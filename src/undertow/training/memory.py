@@ -1,0 +1,57 @@
+"""How much memory there is, and what certainly does not fit into it: told before it is asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from undertow.errors import ConfigError
+
+
+def check_memory(parameters: int, trained: int) -> None:
+    """Refuse a model whose weights alone, and without a GPU what training keeps beside them, are more than the memory.
+
+    Raises:
+        ConfigError: they are.
+    """
+    kept = 0 if torch.cuda.is_available() else 3 * trained  # gradients, and AdamW's two moments
+    needed, there = 4 * (parameters + kept), memory()
+    if there is not None and needed > there:
+        raise ConfigError(
+            f"the model has {parameters:,} parameters, and its training takes {needed / 2**30:,.1f} GiB for "
+            f"weights and optimiser, but this machine has {there / 2**30:,.1f}; make the model smaller"
+        )
+
+
+def check_order(examples: int) -> None:
+    """Refuse a training of more examples than the order of them can be kept in memory for.
+
+    Raises:
+        ConfigError: there are too many.
+    """
+    needed, there = 100 * examples, memory()  # bytes of a number in two lists, and of a length
+    if there is not None and needed > there:
+        raise ConfigError(
+            f"training.steps, batch and accumulate make {examples:,} examples, whose order alone takes "
+            f"{needed / 2**30:,.1f} GiB of this machine's {there / 2**30:,.1f}; train fewer steps"
+        )
+
+
+def memory() -> int | None:
+    """Bytes of memory that this process may take, whichever limit is the lowest; None where the system does not say."""
+    found = []
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    limits = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    for path in limits:
+        if path.is_file() and (text := path.read_text().strip()).isdecimal():
+            found.append(int(text))
+    if sys.platform != "win32":
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+        found += [] if soft == resource.RLIM_INFINITY else [soft]
+    return min(found, default=None)
