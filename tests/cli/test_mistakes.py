@@ -1,5 +1,6 @@
 """A mistake of the user's: exit code 2 and one sentence that says what to mend, never a traceback."""
 
+import os
 import re
 import subprocess
 import sys
@@ -246,3 +247,54 @@ def test_a_real_process(path: str) -> None:
     assert done.returncode == 2
     assert not done.stdout
     assert re.fullmatch(r"undertow: .*layer 5.*\n", done.stderr), done.stderr
+
+
+# --- what is no file, no text, or too much
+
+
+def test_places_that_are_no_files(refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+    pipe, loop = tmp_path / "pipe", tmp_path / "loop"
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    task = f"--task={{kind: gsm8k, train: {pipe}, test: {pipe}}}"
+    path = str(tiny.recipe_file(tmp_path, evaluation={"lengths": []}))
+    for arguments in (["train", str(pipe)], ["study", str(pipe)], ["train", path, task]):
+        assert "is a named pipe, which is not read; save what comes from it in a file" in refused(arguments)
+    for arguments in (["train", str(loop)], ["generate", str(loop), "1="], ["eval", str(loop)]):
+        assert str(loop) in refused(arguments)
+
+
+@pytest.mark.parametrize("argument", ["--name=\ud800", "a\0b", "\udcff"])
+def test_arguments_that_are_no_text(argument: str, refused: Callable[[list[str]], str]) -> None:
+    assert "is no UTF-8 text; write it otherwise" in refused(["train", argument])
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RecursionError("maximum recursion depth exceeded"), "nested too deep"),
+        (MemoryError(), "memory ran out"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "memory ran out"),
+        (OverflowError("int too large"), "a number that was given is too large"),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"), "a text that was given cannot be read"),
+    ],
+)
+def test_the_last_resort(
+    error: Exception, expected: str, path: str, refused: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("undertow.training.run.load_recipe", fail)
+    assert expected in refused(["train", path])
+
+
+def test_a_fault_of_ours_keeps_its_traceback(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the last resort."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr("undertow.training.run.load_recipe", fail)
+    with pytest.raises(RuntimeError, match="mat1"):
+        main(["train", path])
