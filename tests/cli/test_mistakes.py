@@ -96,6 +96,8 @@ def test_eval(arguments: list[str], expected: str, refused: Callable[[list[str]]
     [
         ("--key_value_heads=3", "heads, 4, are no multiple of key_value_heads, 3"),
         ("--threads=0", "threads is 0; use 1 or more"),
+        ("--layers=1000000000000", "layers is 1000000000000; use 10,000 or less"),
+        ("--width=1000000", "parameters, and its training takes"),
         ("--vocabulary=0", "vocabulary is 0; use 1 or more"),
         ("--device=gpu", "device is 'gpu'; use cpu or cuda"),
         pytest.param(

@@ -19,13 +19,20 @@ from undertow.evaluation.report import table
 from undertow.files import write_text
 from undertow.paths import takes_paths
 from undertow.training.build import quiet_libraries
+from undertow.training.memory import check_memory
 from undertow.training.run import versions
 
 
 @takes_paths
 def bench(settings: Bench, output: Path) -> str:
-    """Measure what the settings ask for; writes `bench.json` and `bench.md` and returns the table."""
+    """Measure what the settings ask for; writes `bench.json` and `bench.md` and returns the table.
+
+    Raises:
+        ConfigError: the model is larger than the memory.
+    """
     quiet_libraries()
+    parameters = sum(parameter.numel() for parameter in transformer(settings, device="meta").parameters())
+    check_memory(parameters, parameters if "train" in settings.measures else 0)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     results: dict[str, Any] = {}

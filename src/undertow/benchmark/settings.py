@@ -59,6 +59,9 @@ class Bench:
             value = getattr(self, name)
             if value is not None and value < smallest:
                 raise ConfigError(f"bench's {name} is {value}; use {smallest} or more")
+            largest = {"layers": 10_000, "rounds": 10_000, "threads": 1024, "vocabulary": 2**31 - 1}.get(name, 2**20)
+            if value is not None and value > largest:
+                raise ConfigError(f"bench's {name} is {value}; use {largest:,} or less")
         if self.heads % self.key_value_heads:
             raise ConfigError(f"bench's heads, {self.heads}, are no multiple of key_value_heads, {self.key_value_heads}")
         if self.device.partition(":")[0] not in ("cpu", "cuda"):

@@ -203,6 +203,9 @@ def finished(recipe: Recipe, seed: int) -> bool:
     """
     folder = run_folder(recipe, seed)
     check_folder(folder, recipe)
+    for name in EVALUATIONS:
+        if (folder / name).is_dir():
+            raise CheckpointError(f"{folder / name} is a folder, where a run's results belong; move it away")
     if diverged(folder / LOG):
         return True
     if not (folder / MODEL).is_dir() or not any((folder / name).is_file() for name in EVALUATIONS):
