@@ -110,7 +110,7 @@ def test_a_model_folder_is_looked_at_before_it_is_loaded(tmp_path: Path) -> None
     damaged = {
         text.replace('"num_hidden_layers": 2', '"num_hidden_layers": 1000000000'): "num_hidden_layers is 1000000000",
         text[: len(text) // 2]: "config.json, line",
-        "[]": "holds '\\[\\]' and no model's config",
+        "[]": "holds '\\[\\]' and no config",
         "[" * 5000: "nested more than 50 deep",
     }
     for content, expected in damaged.items():
@@ -118,6 +118,10 @@ def test_a_model_folder_is_looked_at_before_it_is_loaded(tmp_path: Path) -> None
         with pytest.raises(CheckpointError, match=expected):
             load(str(folder))
     config.write_text(text)
+    load(str(folder))  # negative control
+    (folder / "tokenizer_config.json").write_text('{\n"x": 1,\n}')
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json, line 3: expected JSON"):
+        load(str(folder))
     (folder / "tokenizer.json").unlink()
     Path(folder / "tokenizer.json").symlink_to("/dev/zero")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is a device, which is not read"):

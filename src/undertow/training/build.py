@@ -168,17 +168,23 @@ def check_model_folder(folder: Path) -> None:
     if not path.is_file():
         raise CheckpointError(f"{folder} is no checkpoint: it has no config.json; give a folder that save_pretrained wrote")
     check_files(folder)
-    config = read_json(path, CheckpointError, "the file is damaged; take it from the model's source again")
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} holds {shown(config)} and no model's config; take it from the model's source again")
-    check_counts(config, str(path))
 
 
 def check_files(folder: Path) -> None:
-    """Refuse a folder that holds a pipe or a device, at which whoever reads it would wait."""
+    """Refuse a folder that holds a pipe or a device, at which whoever reads it would wait, or a damaged config.
+
+    Raises:
+        CheckpointError: it does; damage is told with its line.
+    """
+    mend = "the file is damaged; take it from where the folder is from"
     for held in sorted(folder.iterdir()) if folder.is_dir() else []:
         if is_special(held):
             check_file(held, CheckpointError)
+        if held.name.endswith("config.json") and held.is_file():
+            config = read_json(held, CheckpointError, mend)
+            if not isinstance(config, dict):
+                raise CheckpointError(f"{held} holds {shown(config)} and no config: {mend}")
+            check_counts(config, str(held))
 
 
 def check_counts(config: Mapping[str, Any], where: str) -> None:
