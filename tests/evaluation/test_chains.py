@@ -155,7 +155,7 @@ def test_mistakes(run: Path, writing: list[int], tmp_path: Path) -> None:
         write_chains(run, tmp_path, temperature=0.5)
     about = (tmp_path / "chains.json").read_text()
     (tmp_path / "chains.json").write_text(about[:-4])
-    with pytest.raises(CheckpointError, match=r"chains\.json is damaged: .*; remove it"):
+    with pytest.raises(CheckpointError, match=r"chains\.json, line 5: expected JSON.*; remove it"):
         write_chains(run, tmp_path)
     (tmp_path / "chains.json").write_text(about)
     (tmp_path / "valid.jsonl").write_text("{}\n")
