@@ -158,7 +158,11 @@ def test_mistakes(run: Path, writing: list[int], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"chains\.json, line 5: expected JSON.*; remove it"):
         write_chains(run, tmp_path)
     (tmp_path / "chains.json").write_text(about)
+    whole = (tmp_path / "valid.jsonl").read_text()
     (tmp_path / "valid.jsonl").write_text("{}\n")
+    with pytest.raises(CheckpointError, match=r"valid\.jsonl, line 1 is no chain that undertow chains wrote"):
+        write_chains(run, tmp_path)
+    (tmp_path / "valid.jsonl").write_text(whole.splitlines(True)[0])
     with pytest.raises(CheckpointError, match=r"valid\.jsonl has 1 chains for 3 problems; remove it"):
         write_chains(run, tmp_path)
     with pytest.raises(ConfigError, match="temperature is -1"):
