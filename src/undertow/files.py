@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,14 +16,17 @@ from safetensors import SafetensorError
 from undertow import reading
 from undertow.errors import CheckpointError
 
+# What `undertow.manifest` writes.
+MANIFEST = "manifest.json"
+
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder beside `folder` to write into; it takes the place of `folder` when the block succeeds.
 
     It does so whole, in one step where the system can exchange two folders. What an existing folder held besides and is not
-    written again comes along, but for weights, of which none may be left of another checkpoint. When the block fails, for a
-    full disk or any other reason, what was there before is untouched.
+    written again comes along, but for weights, of which none may be left of another checkpoint, and a manifest. When the
+    block fails, for a full disk or any other reason, what was there before is untouched.
 
     Raises:
         CheckpointError: the folder could not be written.
@@ -59,6 +63,33 @@ def write_text(path: Path, text: str) -> None:
         raise CheckpointError(f"could not write {path}: {error}; what was there before is untouched") from error
 
 
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk, where the system can tell."""
+    if path.is_dir() and os.name == "nt":
+        return
+    number = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system without it
+            raise
+    finally:
+        os.close(number)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what writers into a folder left behind when they were killed. No other process may be writing there."""
+    for path in folder.glob(".*.replaced"):  # killed between the two renames of an exchange
+        name = path.name.removeprefix(".").removesuffix(".replaced")
+        if not (folder / name).exists():
+            path.rename(folder / name)
+    for path in [*folder.glob(".*.writing"), *folder.glob(".*.replaced")]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
 def read_json(path: Path) -> Any:
     """What a JSON file of a run holds.
 
@@ -71,7 +102,7 @@ def read_json(path: Path) -> Any:
 def _bring_along(old: Path, new: Path) -> None:
     """Put what the old folder holds besides into the new one: as links, or copies where there are no links."""
     for path in old.iterdir():
-        if (new / path.name).exists() or ".safetensors" in path.name:
+        if (new / path.name).exists() or ".safetensors" in path.name or path.name == MANIFEST:
             continue
         if path.is_dir():
             shutil.copytree(path, new / path.name, copy_function=_link)

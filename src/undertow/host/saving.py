@@ -30,6 +30,7 @@ from undertow.files import replacing_folder, write_text
 from undertow.host.folder_config import UndertowConfig, folder_config, not_described
 from undertow.host.offloading import place
 from undertow.host.support import find_stack
+from undertow.manifest import check_model
 from undertow.pathways import RECURRENCES, T2MLR, Recurrence
 from undertow.pathways.t2mlr import GAMMAS
 from undertow.solvers import SOLVERS, Solver
@@ -60,11 +61,13 @@ class UndertowForCausalLM:
         """Load a hosted model; arguments as for any `from_pretrained`.
 
         Raises:
-            CheckpointError: the folder holds no hosted model, lacks some of its weights, or holds damaged ones.
+            CheckpointError: the folder holds no hosted model, lacks some of its weights, holds damaged ones, or is not
+                what its manifest lists.
         """
         from undertow.host.attach import find_attachment, find_pathway
         from undertow.host.learning import learn
 
+        check_model(Path(folder) / kwargs.get("subfolder", ""))
         if not isinstance(config, UndertowConfig):
             return AutoModelForCausalLM.from_pretrained(folder, *args, **kwargs)
         base_class, recurrences = read_config(config)

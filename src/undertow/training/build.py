@@ -23,6 +23,7 @@ from transformers.utils import logging
 from undertow.errors import CheckpointError, ConfigError, UndertowError, nearest
 from undertow.host import attach, set_solver
 from undertow.host.attach import has_recurrence, recurs_in_time
+from undertow.manifest import check_model
 from undertow.models import HuginnForCausalLM, LSTMConfig, with_pauses
 from undertow.paths import takes_paths
 from undertow.reading import check_file, is_special, read_json, shown
@@ -134,6 +135,7 @@ def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
     Raises:
         CheckpointError: there is no model there, or it cannot be loaded.
     """
+    check_model(Path(path))
     if (Path(path) / ADAPTER).is_file():
         return load_adapter(Path(path))
     exists = Path(path).exists()
