@@ -23,7 +23,7 @@ from undertow.evaluation.report import table
 from undertow.evaluation.run import seed_folders
 from undertow.solvers import Solver
 from undertow.training.build import load
-from undertow.training.run import MODEL, versions
+from undertow.training.folder import MODEL, versions
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
@@ -30,11 +31,25 @@ class UnsupportedArchitectureError(UndertowError):
 
 
 class DivergedError(UndertowError):
-    """Training went where no number follows."""
+    """Training went where no number follows. `step` is the one that could not be taken, where it is known."""
+
+    step: int | None = None
 
 
 class CheckpointError(UndertowError):
     """A checkpoint is missing, incomplete or does not fit the model."""
+
+
+class InUseError(UndertowError):
+    """Another process works in the folder."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM ended what went on; `said`, if it is known, is what is kept of it and how to go on."""
+
+    def __init__(self, number: int = signal.SIGINT, said: str = "") -> None:
+        super().__init__(number, said)
+        self.number, self.said = number, said
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

@@ -65,7 +65,8 @@ def test_an_interrupted_run_goes_on(
         tiny.interrupt(patch, 5)
         assert main(["train", path]) == 130
     message = capsys.readouterr().err
-    assert message.endswith("\nundertow: interrupted; the same command goes on from the last checkpoint\n")
+    kept = tmp_path / "tiny" / "seed-0" / "checkpoint-4"
+    assert message.endswith(f"\nundertow: interrupted; the same command goes on from {kept}\n")
     assert "Traceback" not in message
     assert (tmp_path / "tiny" / "seed-0" / "checkpoint-4").is_dir()
     output_of(["train", path], capsys)

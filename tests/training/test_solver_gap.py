@@ -20,6 +20,7 @@ from undertow import Auto, Chunked, Jacobi, Scan, Sequential
 from undertow.errors import ConfigError
 from undertow.host.attach import find_attachment
 from undertow.host.state import StateLayer
+from undertow.manifest import write_manifest
 from undertow.solvers import Plan, Solver
 from undertow.solvers.base import RecurrentBlock
 from undertow.tasks import character_tokenizer
@@ -293,6 +294,7 @@ def test_a_resumed_run_goes_on_with_the_plans_of_its_checkpoint(
     if plans == "lost":
         state["stateful_callbacks"].pop("SolverGap")
         (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+        write_manifest(checkpoint)
     forwards.clear()
     folder = train(wanted, seed=0)
     same = tiny.equal(tiny.weights(folder / "model"), tiny.weights(whole / "model"))

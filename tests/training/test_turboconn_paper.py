@@ -183,7 +183,7 @@ def test_advice(lag: int, alpha: float, rate: float, scratch: str | None, pretra
 def test_advice_and_what_is_left_out_are_printed_and_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     recurrence = tiny.TURBOCONN | {"lag": 8, "alpha": 100.0}
-    training = {"steps": 2, "max_tokens": 7, "save_every": None, "examples": 40}
+    training = {"steps": 2, "warmup_steps": 0, "max_tokens": 7, "save_every": None, "examples": 40}
     folder = train(tiny.recipe(tmp_path, recurrence=recurrence, training=training), 0)
     entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     remarks = [entry["text"] for entry in entries if entry.get("event") == "remark"]

@@ -17,9 +17,9 @@ from undertow.evaluation.run import seed_folders
 from undertow.evaluation.study import runs_in
 from undertow.files import write_text
 from undertow.paths import takes_paths
+from undertow.training.folder import LOG, RECIPE
 from undertow.training.log import read_log
 from undertow.training.recipe import Recipe
-from undertow.training.run import LOG, RECIPE
 
 Shares = dict[tuple[int | None, float], float]
 """Accuracy by length and temperature."""

@@ -27,10 +27,11 @@ from undertow.paths import takes_paths
 from undertow.solvers import Sequential
 from undertow.tasks import PadCollator, Split, Task
 from undertow.training.build import count_parameters, load, outline, quiet_libraries
+from undertow.training.folder import LOG, MODEL, RECIPE
 from undertow.training.gates import GATES
 from undertow.training.log import read_log
 from undertow.training.recipe import Recipe
-from undertow.training.run import LOG, MODEL, RECIPE, load_recipe
+from undertow.training.run import load_recipe
 
 
 @takes_paths

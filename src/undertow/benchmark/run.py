@@ -19,8 +19,8 @@ from undertow.evaluation.report import table
 from undertow.files import write_text
 from undertow.paths import takes_paths
 from undertow.training.build import quiet_libraries
+from undertow.training.folder import versions
 from undertow.training.memory import check_memory
-from undertow.training.run import versions
 
 
 @takes_paths

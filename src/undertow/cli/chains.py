@@ -27,4 +27,5 @@ CHAINS = Command(
     "Let a run's model write a chain of thought for every problem of its task, to train others with.",
     arguments,
     run,
+    interrupted="the same command goes on after the last complete row",
 )

@@ -22,6 +22,7 @@ class Command:
         run: does it and prints what came of it, given the options and the settings beside them. It imports what it needs
             when it runs, so that a command loads nothing for the others.
         settings: gives the configuration class whose fields are its settings; None if it takes none.
+        interrupted: what Ctrl-C leaves of it, where it does not say so itself.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Command:
     arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, list[str]], None]
     settings: Callable[[], type] | None = None
+    interrupted: str = "nothing was written; the same command starts anew"
 
     def settings_help(self) -> str | None:
         """What --help says of the settings, from the fields of their configuration class."""

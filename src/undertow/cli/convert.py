@@ -84,4 +84,5 @@ CONVERT = Command(
     "Loop the layers of a pretrained model, or import Huginn's training weights, as a folder to load.",
     arguments,
     run,
+    interrupted="what was there before is untouched; the same command starts anew",
 )

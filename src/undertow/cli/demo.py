@@ -18,4 +18,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     print(demo(options.output))
 
 
-DEMO = Command("demo", "Train three small models on Parity and compare them; a few minutes on a CPU.", arguments, run)
+DEMO = Command(
+    "demo",
+    "Train three small models on Parity and compare them; a few minutes on a CPU.",
+    arguments,
+    run,
+    interrupted="models that are trained are kept, and the same command goes on with the others",
+)

@@ -57,5 +57,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 EVAL = Command(
-    "eval", "Measure the accuracy of a run's models by length; a table, JSON and a figure.", arguments, run, recipe_settings
+    "eval",
+    "Measure the accuracy of a run's models by length; a table, JSON and a figure.",
+    arguments,
+    run,
+    recipe_settings,
+    "the results of seeds that were done are written; the same command makes all of them anew",
 )

@@ -22,4 +22,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     print(continue_prompt(options.run, options.prompt, options.max_new_tokens, options.temperature, options.depth))
 
 
-GENERATE = Command("generate", "Continue a prompt with a run's model, or with any saved model.", arguments, run)
+GENERATE = Command(
+    "generate",
+    "Continue a prompt with a run's model, or with any saved model.",
+    arguments,
+    run,
+    interrupted="the same command starts anew",
+)

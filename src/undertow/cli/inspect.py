@@ -70,4 +70,4 @@ def texts(options: argparse.Namespace, overrides: list[str]) -> list[str]:
     return [analysis.inspect_fidelity(path, examples) for path in options.run]
 
 
-INSPECT = Command("inspect", HELP, arguments, run, recipe_settings)
+INSPECT = Command("inspect", HELP, arguments, run, recipe_settings, "the same command starts anew")

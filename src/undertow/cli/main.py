@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -17,8 +18,9 @@ from undertow.cli.generate import GENERATE
 from undertow.cli.inspect import INSPECT
 from undertow.cli.study import STUDY
 from undertow.cli.train import TRAIN
-from undertow.errors import UndertowError
+from undertow.errors import Interrupted, UndertowError
 from undertow.reading import is_text
+from undertow.signals import hearing, stop
 
 ALL: Sequence[Command] = (TRAIN, EVAL, STUDY, GENERATE, CHAINS, INSPECT, CONVERT, BENCH, DEMO)
 COMMANDS = {command.name: command for command in ALL}
@@ -43,7 +45,7 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 2 after a mistake of the user's, told in one sentence."""
+    """Run one command; 2 after a mistake of the user's, told in one sentence; 130 after Ctrl-C and 143 after SIGTERM."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     for argument in given:
         if not is_text(argument):
@@ -59,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if command.settings is None:
             refuse_settings(command.name, overrides)
-        command.run(options, overrides)
+        with hearing(stop, [signal.SIGTERM]):
+            command.run(options, overrides)
     except (UndertowError, OSError) as error:  # such as a folder that may not be written
         print(f"undertow: {sentence(error)}", file=sys.stderr)
         return 2
@@ -69,9 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"undertow: {told}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("undertow: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        number, said = (error.number, error.said) if isinstance(error, Interrupted) else (signal.SIGINT, "")
+        print(f"undertow: interrupted; {said or command.interrupted}", file=sys.stderr)
+        return 128 + number
     return 0
 
 

@@ -31,5 +31,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 TRAIN = Command(
-    "train", "Train a recipe, once for each of its seeds, and evaluate what it trained.", arguments, run, recipe_settings
+    "train",
+    "Train a recipe, once for each of its seeds, and evaluate what it trained.",
+    arguments,
+    run,
+    recipe_settings,
+    "what was trained is kept, and the same command goes on from there",
 )

@@ -27,8 +27,8 @@ from undertow.reading import read_lines, shown
 from undertow.tasks import GSM8K, Split
 from undertow.tasks.rows import rows_of
 from undertow.training.build import load, quiet_libraries
+from undertow.training.folder import MODEL, RECIPE
 from undertow.training.recipe import Recipe
-from undertow.training.run import MODEL, RECIPE
 
 SETTINGS = "chains.json"
 

@@ -18,9 +18,10 @@ from undertow.evaluation.report import percent, table
 from undertow.files import write_text
 from undertow.paths import takes_paths
 from undertow.training.build import load
+from undertow.training.folder import LOG, MODEL
 from undertow.training.log import read_log
 from undertow.training.recipe import Recipe
-from undertow.training.run import LOG, MODEL, train
+from undertow.training.run import train
 
 TRAINED = 16
 LENGTHS = (8, 12, 16, 20, 24, 32, 40, 48, 64)

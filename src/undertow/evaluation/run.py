@@ -26,8 +26,12 @@ from undertow.tasks import Example, Text, encode_prompt
 from undertow.training.build import ADAPTER, context_of, load, loops, quiet_libraries
 from undertow.training.data import most_tokens
 from undertow.training.fit import check_examples, check_fit
+from undertow.training.folder import MODEL, RECIPE, clean, made_by, run_folder
+from undertow.training.lock import locked
 from undertow.training.recipe import Recipe
-from undertow.training.run import MODEL, RECIPE, run_folder
+
+# Seconds to wait for a process that writes into the same folder.
+WAIT = 60.0
 
 
 @takes_paths
@@ -154,19 +158,23 @@ def evaluate_folder(folder: Path, recipe: Recipe, suffix: str = "", depth: int |
                 temperature,
                 section.max_new_tokens,
             )
-    write_text(
-        folder / f"accuracy{suffix}.json", json.dumps([dataclasses.asdict(result) for result in results], indent=1) + "\n"
+    write_results(
+        folder, f"accuracy{suffix}.json", [dataclasses.asdict(result) for result in results], None if suffix else recipe
     )
-    if not suffix:
-        keep_evaluation(folder, recipe)
     return results
 
 
-def keep_evaluation(folder: Path, recipe: Recipe) -> None:
-    """Write down in the folder's recipe how its model was evaluated last: what a study and comparisons go by."""
-    trained = load_config(Recipe, folder / RECIPE)
-    if trained.evaluation != recipe.evaluation:
-        save_yaml(dataclasses.replace(trained, evaluation=recipe.evaluation), folder / RECIPE)
+def write_results(folder: Path, name: str, results: Any, recipe: Recipe | None) -> None:
+    """Write results into a run's folder, and with a recipe down in the folder's how its model was evaluated last: what a
+    study and comparisons go by. Another process that writes there is waited for."""
+    with locked(folder, WAIT):
+        clean(folder)
+        write_text(folder / name, json.dumps(results, indent=1) + "\n")
+        if recipe is None:
+            return
+        trained = made_by(folder / RECIPE)
+        if trained.evaluation != recipe.evaluation:
+            save_yaml(dataclasses.replace(trained, evaluation=recipe.evaluation), folder / RECIPE)
 
 
 @takes_paths
@@ -191,9 +199,7 @@ def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "", depth: int | N
             file=sys.stderr,
         )
     written = dataclasses.asdict(loss) | {"perplexity": loss.perplexity}
-    write_text(folder / f"loss{suffix}.json", json.dumps(written, indent=1) + "\n")
-    if not suffix:
-        keep_evaluation(folder, recipe)
+    write_results(folder, f"loss{suffix}.json", written, None if suffix else recipe)
     return loss
 
 

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import signal
 import statistics
 import sys
 import threading
@@ -20,14 +21,14 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from undertow.config import apply_overrides, from_mapping, load_config, to_mapping
-from undertow.errors import CheckpointError, ConfigError, DivergedError
+from undertow.errors import CheckpointError, ConfigError, DivergedError, Interrupted
 from undertow.evaluation.accuracy import read_accuracies
 from undertow.evaluation.figures import curves_figure
 from undertow.evaluation.loss import read_loss
@@ -35,13 +36,17 @@ from undertow.evaluation.report import table
 from undertow.evaluation.run import check_recipe, evaluate_folder, evaluate_loss
 from undertow.files import read_json, write_text
 from undertow.paths import takes_paths
+from undertow.signals import hearing, stop
 from undertow.training.build import quiet_libraries
+from undertow.training.folder import LOG, MODEL, RECIPE, check_folder, run_folder, versions
+from undertow.training.lock import locked
 from undertow.training.log import diverged, read_log
 from undertow.training.recipe import Recipe, check_place, check_seeds
-from undertow.training.run import LOG, MODEL, RECIPE, check_folder, run_folder, train, versions
+from undertow.training.run import train
 
 EVALUATIONS = ("accuracy.json", "loss.json")
 SUMMARY = "summary.json"
+GOES_ON = "finished runs are kept, and the same command goes on with the others from their last checkpoints"
 MOST_RUNS = 10_000
 
 
@@ -149,24 +154,56 @@ def study(settings: Study) -> str:
     recipes = settings.recipes()
     for recipe in recipes.values():
         check_recipe(recipe)
+    with locked(settings.folder):
+        make(settings, recipes)
+        return summary(settings, recipes)
+
+
+def make(settings: Study, recipes: Mapping[tuple[str, ...], Recipe]) -> None:
+    """Train and evaluate what is not yet. SIGINT and SIGTERM are passed on to the runs, which save a checkpoint each."""
+    heard: list[int] = []
+
+    def hear(number: int, frame: Any) -> None:
+        heard.append(number)
+        if len(heard) > 1:
+            for process in active_children():
+                process.kill()
+            raise Interrupted(number, GOES_ON)
+
     jobs = [(recipe, seed) for seed in settings.seeds for recipe in recipes.values() if not finished(recipe, seed)]
     waiting, number = iter(jobs), 0
-    with ProcessPoolExecutor(max(1, min(settings.workers, len(jobs))), get_context("spawn"), end_with_parent) as pool:
-        # Only as many as go on at a time are handed over: a pool runs what it holds even after a failure or Ctrl-C.
+    workers = max(1, min(settings.workers, len(jobs)))
+    with hearing(hear), ProcessPoolExecutor(workers, get_context("spawn"), begin_worker) as pool:
+        # Only as many as go on at a time are handed over: a pool runs what it holds even after a failure or a signal.
         running = {pool.submit(train_and_evaluate, *job) for job in itertools.islice(waiting, settings.workers)}
         while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
+            done, running = wait(running, timeout=1, return_when=FIRST_COMPLETED)
             for job in done:
                 try:
                     folder = job.result()
+                except Interrupted as error:
+                    heard.append(error.number)
+                    continue
                 except BrokenProcessPool as error:
+                    if heard:
+                        continue
                     raise ConfigError(
                         f"the process of a run was killed, as it is when memory runs out; workers is {settings.workers}: "
                         "use fewer, and the same command goes on"
                     ) from error
                 number += 1
                 print(f"{number}/{len(jobs)} {folder}", file=sys.stderr, flush=True)
-            running |= {pool.submit(train_and_evaluate, *job) for job in itertools.islice(waiting, len(done))}
+            if heard:
+                for process in active_children():  # again and again, as one may have been between two runs
+                    process.terminate()
+            else:
+                running |= {pool.submit(train_and_evaluate, *job) for job in itertools.islice(waiting, len(done))}
+    if heard:
+        raise Interrupted(heard[0], GOES_ON)
+
+
+def summary(settings: Study, recipes: Mapping[tuple[str, ...], Recipe]) -> str:
+    """Write what the runs' folders say, and return it as a table."""
     found = [finding(labels, recipe) for labels, recipe in recipes.items()]
     record = {
         "study": to_mapping(settings),
@@ -202,15 +239,22 @@ def finished(recipe: Recipe, seed: int) -> bool:
         CheckpointError: its folder was made by another recipe.
     """
     folder = run_folder(recipe, seed)
-    check_folder(folder, recipe)
+    mended = check_folder(folder, recipe)
     for name in EVALUATIONS:
         if (folder / name).is_dir():
             raise CheckpointError(f"{folder / name} is a folder, where a run's results belong; move it away")
     if diverged(folder / LOG):
-        return True
+        return not mended
     if not (folder / MODEL).is_dir() or not any((folder / name).is_file() for name in EVALUATIONS):
         return False
     return load_config(Recipe, folder / RECIPE).evaluation == recipe.evaluation
+
+
+def begin_worker() -> None:
+    """Leave signals to the process that started this one, which passes them on, and end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # between two runs
+    end_with_parent()
 
 
 def end_with_parent() -> None:
@@ -237,7 +281,13 @@ def train_and_evaluate(recipe: Recipe, seed: int) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     for name in EVALUATIONS:  # they are not what the recipe that is saved next says
         (folder / name).unlink(missing_ok=True)
-    with (folder.parent / f"{folder.name}.output").open("w") as output, redirect_stdout(output), redirect_stderr(output):
+    printed = folder.parent / f"{folder.name}.output"
+    with (
+        printed.open("w") as output,
+        redirect_stdout(output),
+        redirect_stderr(output),
+        hearing(stop, [signal.SIGTERM]),
+    ):
         try:
             train(recipe, seed)
         except DivergedError as error:  # a finding like others

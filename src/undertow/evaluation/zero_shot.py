@@ -19,7 +19,7 @@ from undertow.host.attach import recurs_in_time
 from undertow.paths import takes_paths
 from undertow.solvers import Jacobi
 from undertow.training.build import first_line, quiet_libraries
-from undertow.training.run import MODEL
+from undertow.training.folder import MODEL
 
 logger = logging.getLogger("undertow")
 

@@ -24,20 +24,26 @@ NUMBERS = ("step", "loss", "eval_loss", "seconds_per_step", "tokens", "groups", 
 class RunLog(TrainerCallback):
     """One JSON object a line: losses, learning rate, gradient norm, the median seconds a step since the last line.
 
-    A resumed run drops the lines after the step that it resumes from. A loss that is no number ends the run, with a
-    `DivergedError`.
+    A resumed run drops the lines after the step that it resumes from, but for divergences and what was mended after them. A
+    loss that is no number ends the run, with a `DivergedError`.
     """
 
     def __init__(self, path: Path, resume_step: int = 0) -> None:
         self.path = path
         self.durations: list[float] = []
         self.started = time.perf_counter()
-        kept = [entry for entry in read_log(path) if entry.get("step", 0) <= resume_step] if resume_step else []
+        kept = [entry for entry in read_log(path) if keeps(entry, resume_step)]
+        self.lacks_start = resume_step > 0 and not any(entry.get("event") == "start" for entry in kept)
         write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
 
     def write(self, **entry: Any) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+        except OSError as error:
+            raise CheckpointError(
+                f"could not write to {self.path}: {error}; mend that, and the same command goes on"
+            ) from error
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.step_started = time.perf_counter()
@@ -53,11 +59,7 @@ class RunLog(TrainerCallback):
         self.write(**entry)
         for name in ("loss", "eval_loss"):
             if not math.isfinite(entry.get(name, 0.0)):
-                self.write(event="diverged", step=state.global_step)
-                raise DivergedError(
-                    f"the {name} is {entry[name]} after step {state.global_step}: training has diverged; lower "
-                    f"training.learning_rate, which is {args.learning_rate}, or the recurrence's alpha"
-                )
+                raise DivergedError(f"the {name} is {entry[name]} after step {state.global_step}: training has diverged")
 
 
 class Progress(TrainerCallback):
@@ -96,11 +98,23 @@ class Progress(TrainerCallback):
             self.bar = None
 
 
+def keeps(entry: dict[str, Any], resume_step: int) -> bool:
+    """Whether a line stays in the log of a run that goes on from a step, 0 for its start."""
+    if entry.get("event") in ("diverged", "mended"):
+        return True
+    return resume_step > 0 and bool(entry.get("step", 0) <= resume_step)
+
+
 @takes_paths
 def diverged(path: Path) -> bool:
-    """Whether the log's run ended because its loss was no number any more."""
+    """Whether the log's run ended because it diverged."""
     entries = read_log(path)
     return bool(entries) and entries[-1].get("event") == "diverged"
+
+
+def has_diverged(path: Path) -> bool:
+    """Whether the log's run diverged at any time, whatever became of it."""
+    return any(entry.get("event") == "diverged" for entry in read_log(path))
 
 
 @takes_paths

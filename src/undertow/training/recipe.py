@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
@@ -174,8 +175,9 @@ class TrainingSection:
     """Steps between two losses on held-out examples; only one at the end if left out."""
     evaluate_examples: int = 256
     """Held-out examples for that loss; 0 for none."""
-    save_every: int | None = None
-    """Steps between two checkpoints to resume from; none if left out."""
+    save_every: int | Literal["auto"] | None = "auto"
+    """Steps between two checkpoints to resume from. auto: one every ten minutes, or less often where saving takes long;
+    null: none. Whatever it is, SIGINT and SIGTERM save one."""
     compare_every: int = 100
     """Steps between two comparisons of a solver that is not exact with the rollout; the log has what they find."""
     threads: int | None = None
@@ -183,11 +185,17 @@ class TrainingSection:
 
     def __post_init__(self) -> None:
         at_least(1, self, "steps", "epochs", "examples", "batch", "accumulate", "max_tokens", "restart_every")
-        at_least(1, self, "log_every", "evaluate_every", "save_every", "compare_every", "threads")
+        at_least(1, self, "log_every", "evaluate_every", "compare_every", "threads")
+        if self.save_every != "auto":
+            at_least(1, self, "save_every")
         at_least(0, self, "warmup_steps", "weight_decay", "clip", "evaluate_examples", "gate_multiplier")
         at_most(2**31 - 1, self, "steps", "epochs", "examples", "warmup_steps", "restart_every")
         at_most(MOST_ROWS, self, "batch", "accumulate")
         at_most(1024, self, "threads")
+        for key in ("learning_rate", "gate_multiplier", "weight_decay", "beta2", "clip", "floor"):
+            if not math.isfinite(getattr(self, key)):
+                mend = "; use 0 for none" if key == "clip" else "; use a number"
+                raise ConfigError(f"{key} is {getattr(self, key)}{mend}")
         if self.learning_rate <= 0:
             raise ConfigError(f"learning_rate is {self.learning_rate}; use more than 0")
         if not 0 <= self.beta2 < 1:
