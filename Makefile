@@ -1,9 +1,9 @@
-# make test checks and tests everything; make demo shows it. Both set up .venv first.
+# make test checks and tests everything; make demo shows it; make chaos tries to break runs. All set up .venv first.
 
 PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: .venv demo test lint format models clean
+.PHONY: .venv demo test chaos lint format models clean
 
 .venv: .venv/.installed
 
@@ -25,6 +25,10 @@ test: export OMP_NUM_THREADS = 1
 test: export TOKENIZERS_PARALLELISM = false
 test: lint
 	.venv/bin/python -m pytest -n 2
+
+# Kills, damage, full disks and the like, two scripts at a time, about ten minutes: docs/reliability.md.
+chaos: .venv
+	@.venv/bin/python scripts/chaos/all.py
 
 lint: .venv
 	.venv/bin/ruff check
