@@ -29,9 +29,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGE, FIGURES = ROOT / "docs" / "reliability.md", ROOT / "docs" / "results" / "reliability.json"
 BEGIN, END = "<!-- figures: written by make chaos -->", "<!-- end of figures -->"
-# The longest come first. Those that take no seed always try the same.
+# The longest come first.
 SCRIPTS = ("malformed", "kills", "damage", "nonfinite", "interrupts", "two_processes", "disks")
-SEEDLESS = ("malformed",)
 NAMES = {"malformed": "malformed recipes, data and folders: "}
 AT_ONCE, LIMIT = 2, 1200  # scripts, and seconds for one
 COUNT = re.compile(r"^(\d+) of (\d+) (.+?)(?: \((\d+) s\))?$", re.MULTILINE)
@@ -59,7 +58,7 @@ class Report:
 
 def run(script: str, seed: int) -> Report:
     """Run a script to its end, or to its limit."""
-    command = [sys.executable, str(HERE / f"{script}.py"), *([] if script in SEEDLESS else [f"--seed={seed}"])]
+    command = [sys.executable, str(HERE / f"{script}.py"), f"--seed={seed}"]
     started = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
     try:
