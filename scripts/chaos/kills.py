@@ -3,13 +3,15 @@
     python scripts/chaos/kills.py [--seed 0]
 
 Eight recipes; each trial kills once or twice. Half of the kills come after a random time. The other half come at a random
-file operation in the run's folder, such as a rename in the middle of saving: there a kill does most harm.
+operation on a file of the run's folder, such as a rename in the middle of saving, where a kill does most harm: checkpoints,
+model, log, recipe and the others are drawn alike.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -47,17 +49,21 @@ RECIPES = {
 }
 
 
-def watch(seen: Callable[[int], object]) -> None:
-    """Call `seen` with 1, 2, 3, ... at each operation that writes in the run's folder, before it is done."""
-    inside, count = str(SEED), 0
+def watch(seen: Callable[[int, str], object]) -> None:
+    """Call `seen` at each operation that writes in the run's folder, before it is done, with its number and what it is on.
+
+    That is the first part of a name there: checkpoint, model, recipe, log, ...; temporary names count as what they become.
+    """
+    place, count = re.compile(rf"{re.escape(str(SEED))}/?\.?([a-z]*)"), 0
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal count
-        if event in OPERATIONS and any(inside in str(argument) for argument in arguments[:2]):
-            if event == "open" and not writes(arguments):
-                return
+        if event not in OPERATIONS or (event == "open" and not writes(arguments)):
+            return
+        found = place.search(" ".join(map(str, arguments[:2])))
+        if found:
             count += 1
-            seen(count)
+            seen(count, found[1])
 
     sys.addaudithook(hook)
 
@@ -70,26 +76,32 @@ def writes(arguments: tuple[Any, ...]) -> bool:
 
 def kill_at(number: int) -> Callable[[], None]:
     """What has this process killed at that operation."""
-    return lambda: watch(lambda count: os.kill(os.getpid(), signal.SIGKILL) if count == number else None)
+    return lambda: watch(lambda count, on: os.kill(os.getpid(), signal.SIGKILL) if count == number else None)
 
 
-def operations(command: list[str], folder: Path) -> int:
-    """How many operations a training has in all."""
+def operations(command: list[str], folder: Path) -> dict[str, list[int]]:
+    """The numbers of a training's operations, by what they are on."""
     note = folder / "operations.txt"
 
     def count() -> None:
         descriptor = os.open(note, os.O_WRONLY | os.O_CREAT)
-        watch(lambda number: os.pwrite(descriptor, str(number).encode(), 0))
+        watch(lambda number, on: os.write(descriptor, f"{number} {on}\n".encode()))
 
     run(command, folder, before=count)
-    return int(note.read_text())
+    found: dict[str, list[int]] = {}
+    for line in note.read_text().splitlines():
+        number, _, on = line.partition(" ")
+        found.setdefault(on, []).append(int(number))
+    return found
 
 
-def kill_and_resume(command: list[str], folder: Path, draw: random.Random, seconds: float, points: int) -> str:
+def kill_and_resume(
+    command: list[str], folder: Path, draw: random.Random, seconds: float, points: dict[str, list[int]]
+) -> str:
     """Kill a training once or twice, then let the same command end it; what is wrong with that, "" if nothing."""
     for _ in range(draw.randint(1, 2)):
         if draw.random() < 0.5:
-            outcome = run(command, folder, before=kill_at(draw.randint(1, points)))
+            outcome = run(command, folder, before=kill_at(draw.choice(points[draw.choice(sorted(points))])))
         else:
             child = start(command, folder)
             child.wait_for(lambda: False, draw.random() * seconds)
