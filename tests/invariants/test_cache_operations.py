@@ -280,7 +280,7 @@ def test_a_cache_of_another_recurrence_is_refused() -> None:
         cache = DynamicCache()
         feed(hosted("llama", other), ids, cache)
         with pytest.raises(
-            undertow.DataError, match="the cache holds states of .* but this model's recurrence is TurboConn"
+            undertow.DataError, match=r"the cache holds states of .* but this model's recurrence is TurboConn"
         ):
             continued(hosted("llama", "turboconn-1"), cache)
 
