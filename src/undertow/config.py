@@ -40,6 +40,7 @@ from undertow.config_help import (
     union_members,
 )
 from undertow.errors import ConfigError, nearest
+from undertow.files import write_text
 from undertow.reading import MalformedError, is_text, line_of, parse_yaml, read_text, read_yaml
 
 __all__ = ["apply_overrides", "convert", "describe", "from_mapping", "load_config", "load_yaml", "save_yaml", "to_mapping"]
@@ -284,16 +285,8 @@ def load_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def save_yaml(config: object, path: str | os.PathLike[str]) -> None:
     """Write a configuration object as YAML, so that a reader finds the old file or the whole new one."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        # Escaped to ASCII: PyYAML does not read every other character back as it wrote it.
-        text = yaml.safe_dump(to_mapping(config), sort_keys=False, width=WIDTH)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    # Escaped to ASCII: PyYAML does not read every other character back as it wrote it.
+    write_text(Path(path), yaml.safe_dump(to_mapping(config), sort_keys=False, width=WIDTH))
 
 
 def apply_overrides(mapping: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, Any]:

@@ -186,6 +186,7 @@ class Ledger(Rows):
         super().__init__()
         self.cursor, self.tokens = cursor, tokens
         self.closed = False  # a forward with gradients went by and left no entries
+        self.owner: Any = None  # the loop that its tokens ran through
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.device = key_states.device
@@ -251,6 +252,16 @@ class DepthCache(Cache):
         return cache_memory(self)
 
 
+def computing_type(hidden: torch.Tensor) -> torch.dtype:
+    """The type that the layers compute in: autocast's, or that of their input."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+
+
+def shown(owner: Any) -> str:
+    return " in ".join(map(str, owner)) if isinstance(owner, tuple) else str(owner)
+
+
 def depth_layers(cache: Cache, layers: int, policy: CachePolicy | None = None) -> Ledger:
     """Make the first `layers` layers of an empty cache depth-aware, or find them so, and return the ledger behind them.
 
@@ -280,9 +291,20 @@ def depth_layers(cache: Cache, layers: int, policy: CachePolicy | None = None) -
     return ledger
 
 
-def begin(cache: Cache, layers: int, batch: int, limit: int, policy: CachePolicy | None = None) -> Ledger:
-    """Start a forward of `batch` rows, up to `limit` iterations deep, on a cache (see `depth_layers`)."""
+def begin(cache: Cache, layers: int, batch: int, limit: int, policy: CachePolicy | None = None, owner: Any = None) -> Ledger:
+    """Start a forward of `batch` rows, up to `limit` iterations deep, on a cache (see `depth_layers`).
+
+    `owner` is anything that compares equal for the forwards that one cache may serve, such as the loop's settings.
+
+    Raises:
+        DataError: the cache holds tokens of another loop, or computed in another type.
+    """
     ledger = depth_layers(cache, layers, policy)
+    if ledger.seen and ledger.owner != owner:
+        raise DataError(
+            f"the cache was filled by {shown(ledger.owner)}, and this forward is of {shown(owner)}; start with an empty one"
+        )
+    ledger.owner = owner
     cursor = ledger.cursor
     cursor.batch, cursor.start, cursor.limit = batch, ledger.seen, limit
     cursor.leave_loop()

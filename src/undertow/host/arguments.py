@@ -79,23 +79,38 @@ def find_cache(call: Call) -> Cache | None:
 
 def cache_of(call: Call, layout: CallLayout) -> Cache | None:
     """The cache among the arguments of a call whose layout is known; each token of a generation asks."""
-    value: Any = call if layout.cache is not None else None
-    for step in layout.cache or ():
-        try:
-            value = value[step]
-        except (IndexError, KeyError):  # some models pass none at all
-            return None
+    value = None if layout.cache is None else at(call, layout.cache)
     return value if isinstance(value, Cache) else None
 
 
 def attention_masks(calls: list[Call], layouts: list[CallLayout]) -> list[torch.Tensor]:
-    """The attention masks ``[B, 1, T, keys]`` that the layers were called with, each once; none where none was needed."""
+    """Which keys each token attends to, ``[B, 1, T, keys]``, by the masks that the layers were called with, each once.
+
+    There are none where none was needed: for all earlier tokens.
+    """
     found: dict[int, torch.Tensor] = {}
     for call, layout in zip(calls, layouts, strict=True):
-        for path, value in leaves(call) if layout.masks else ():
-            if path in layout.masks and isinstance(value, torch.Tensor) and value.ndim == 4:
-                found[id(value)] = value
+        for path in layout.masks:
+            mask = at(call, path)
+            if isinstance(mask, torch.Tensor) and mask.ndim == 4 and id(mask) not in found:
+                found[id(mask)] = ~visible(mask) if path in layout.inverted else visible(mask)
     return list(found.values())
+
+
+def visible(mask: torch.Tensor) -> torch.Tensor:
+    """Which keys a mask lets through: a boolean one says so, another adds hardly anything to their scores."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def at(call: Call, path: Path) -> Any:
+    """What is at a path in a call; None where it has none."""
+    value: Any = call
+    for step in path:
+        try:
+            value = value[step]
+        except (IndexError, KeyError, TypeError):  # some models pass none at all
+            return None
+    return value
 
 
 def learn_layout(name: str, calls: list[Call], lengths: list[int]) -> CallLayout:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -100,6 +100,12 @@ class Attachment(nn.Module):
         self.settings, self.pathway, self.looped, self.loop = settings, pathway, looped, loop
         for module in self.modules():
             module._is_hf_initialized = True  # type: ignore[assignment]  # transformers must not initialise it again
+
+    def _replicate_for_data_parallel(self) -> Any:
+        raise ConfigError(
+            "nn.DataParallel runs copies of a model whose recurrence would be that of the first; start one process a GPU "
+            "with torchrun, or set CUDA_VISIBLE_DEVICES to one"
+        )
 
     def remove(self, recurrence: Recurrence | Looped) -> None:
         if isinstance(recurrence, Looped):

@@ -18,7 +18,7 @@ from undertow.host.checkpointing import checkpoints, is_reentrant, without_check
 from undertow.host.looping import HostedLoop, RunLayer
 from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
 from undertow.host.stack import Recording
-from undertow.host.tokens import RowOrder
+from undertow.host.tokens import RowOrder, Rows
 from undertow.solvers.base import RecurrentBlock, Solver
 
 if TYPE_CHECKING:
@@ -54,25 +54,23 @@ class HostedBlock(RecurrentBlock):
         hidden: torch.Tensor,
         cache: Cache | None,
         past: int,
-        active: torch.Tensor | None,
-        present: torch.Tensor | None,
+        rows: Rows,
         initial: torch.Tensor | None,
-        order: RowOrder | None = None,
         loop: HostedLoop | None = None,
     ) -> None:
         """`hidden` ``[B, T, D]`` is the prefix's output and `past` the number of tokens that the cache held before;
-        `active`, `present` ``[B, T]`` and `order` are as in `tokens.py`. `loop` is the recurrence in depth, if any."""
+        `initial` ``[B, lag, W]`` holds the states of the last of these. `loop` is the recurrence in depth, if any."""
         assert attachment.pathway is not None
         self.pathway, self.loop = attachment.pathway, loop
         self.hidden, self.cache = hidden, cache
         self.memory, self.on_cuda = attachment.memory, hidden.is_cuda
         self.lag, self.initial = self.pathway.lag, initial
         self.origin, self.tokens, self.whole = 0, hidden.shape[1], True
-        self.active = None if active is None else active[..., None].to(hidden.dtype)
-        self.present = None if present is None else present[..., None].to(hidden.dtype)
-        self.order = order
+        self.active = None if rows.active is None else rows.active[..., None].to(hidden.dtype)
+        self.present = None if rows.present is None else rows.present[..., None].to(hidden.dtype)
+        self.order = rows.order
         # The first `lag` tokens have no state to receive; `present` says so of those of an order.
-        self.starts = initial is None and order is None
+        self.starts = initial is None and rows.order is None
         self.calls = [recording.calls[index] for index in self.pathway.block]
         self.layouts = [attachment.layouts[index] for index in self.pathway.block]
         self.recording = recording

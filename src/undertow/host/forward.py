@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.cache_utils import Cache
 
+from undertow.depth.cache import computing_type
 from undertow.errors import DivergedError
 from undertow.finite import check_finite
 from undertow.host.arguments import attention_masks, cache_of
@@ -18,8 +20,8 @@ from undertow.host.causality import check_masks
 from undertow.host.collecting import collecting
 from undertow.host.looping import HostedLoop
 from undertow.host.stack import Recording
-from undertow.host.state import state_layer
-from undertow.host.tokens import active_tokens, documents, present_states, real_tokens, row_order
+from undertow.host.state import Recent, state_layer
+from undertow.host.tokens import Rows, active_tokens, documents, present_states, real_tokens, row_order
 from undertow.solvers import Sequential, Solver
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ class Forward:
     def _run(self, recording: Recording) -> torch.Tensor:
         attachment, pathway = self.attachment, self.attachment.pathway
         hidden = recording.hidden
-        batch, tokens = hidden.shape[:2]
+        tokens = hidden.shape[1]
         cache = cache_of(recording.calls[0], attachment.layouts[0])
         loop = None
         if attachment.loop is not None:
@@ -62,29 +64,7 @@ class Forward:
             computed_in = computing_type(hidden)
             states = state_layer(cache, len(recording.layers), attachment.settings, pathway.lag, computed_in)
             recent = states.recent()
-        check_masks(attachment.owners.model, recording, attachment.layouts, past)
-
-        given, places = self.inputs.get("attention_mask"), self.inputs.get("position_ids")
-        masks: list[torch.Tensor] = []
-        if isinstance(given, torch.Tensor) and given.ndim == 2:
-            places = None  # attention does not look at them
-        elif given is not None or (places is not None and cache is None):
-            masks = attention_masks(recording.calls, attachment.layouts)
-        real = real_tokens(given, masks, batch, tokens, past)
-        active = active_tokens(real, self.inputs.get("recurrent_mask"), batch, tokens, past)
-        order = row_order(real, recent is not None)
-        document = None
-        if cache is None or (masks and not cache.is_compileable):  # the masks of a static cache are the library's own
-            document = documents(given, places, masks, real, past, attachment.masks_by_positions)
-        present = present_states(
-            active,
-            document,
-            None if recent is None or recent[1] is None else recent[1][..., 0],
-            recent is not None,
-            tokens,
-            pathway.lag,
-            order,
-        )
+        rows = self.rows(recording, cache, recent, past)
 
         def layers(start: int, stop: int, hidden: torch.Tensor) -> torch.Tensor:
             if loop is not None:
@@ -103,24 +83,22 @@ class Forward:
         hidden = layers(0, pathway.first_layer, hidden)
         initial = None if recent is None else recent[0]
         entering = hidden
-        block = HostedBlock(attachment, recording, hidden, cache, past, active, present, initial, order, loop)
+        block = HostedBlock(attachment, recording, hidden, cache, past, rows, initial, loop)
         solver = self.solver(past)
         hidden, new_states, attachment.report = solver.solve(block)
         block.check_solution(solver, hidden, new_states)
         block.finish()
         if not later:
             try:
-                check_finite(new_states, active, past, pathway.remedy)
+                check_finite(new_states, rows.active, past, pathway.remedy)
             except DivergedError:
-                if (
-                    past == 0 and loop is None
-                ):  # a pass over all tokens spreads what is no number; the rollout shows its token
+                if past == 0 and loop is None:  # a pass over all tokens spreads what is no number; the rollout shows where
                     with torch.no_grad():
-                        block = HostedBlock(attachment, recording, entering, None, past, active, present, initial, order)
-                        check_finite(EXACT.solve(block)[1], active, past, pathway.remedy)
+                        block = HostedBlock(attachment, recording, entering, None, past, rows, initial)
+                        check_finite(EXACT.solve(block)[1], rows.active, past, pathway.remedy)
                 raise
         if states is not None:
-            states.append(new_states.detach(), active, real, order is not None)
+            states.append(new_states.detach(), rows)
         if loop is not None and loop.ledger is not None:
             loop.ledger.cursor.start = past  # a rollout on the cache has moved it on
         hidden = layers(pathway.stop_layer, len(recording.layers), hidden)
@@ -128,14 +106,27 @@ class Forward:
             loop.finish()
         return hidden
 
+    def rows(self, recording: Recording, cache: Cache | None, recent: Recent | None, past: int) -> Rows:
+        """What is known of the new tokens, by what the model and, where that does not say, its layers were given."""
+        attachment = self.attachment
+        assert attachment.pathway is not None
+        batch, tokens = recording.hidden.shape[:2]
+        given, places = self.inputs.get("attention_mask"), self.inputs.get("position_ids")
+        plain = given is None or (isinstance(given, torch.Tensor) and given.ndim == 2)
+        masks = attention_masks(recording.calls, attachment.layouts) if tokens > 1 or not plain else []
+        check_masks(attachment.owners.model, masks, tokens, past)
+        real = real_tokens(given, masks, batch, tokens, past)
+        active = active_tokens(real, self.inputs.get("recurrent_mask"), batch, tokens, past)
+        order = row_order(real, recent is not None)
+        document = None
+        if cache is None or not (plain or cache.is_compileable):  # a static cache is masked by the library
+            document = documents(given, places, masks, real, past, attachment.masks_by_positions)
+        cached = None if recent is None or recent[1] is None else recent[1][..., 0]
+        present = present_states(active, document, cached, recent is not None, tokens, attachment.pathway.lag, order)
+        return Rows(real, active, present, order)
+
     def solver(self, past: int) -> Solver:
         """The solver of this forward: parallel ones where a sequence starts, the exact rollout for whatever continues it."""
         if past > 0:
             return EXACT
         return self.attachment.solver if torch.is_grad_enabled() else self.attachment.prefill
-
-
-def computing_type(hidden: torch.Tensor) -> torch.dtype:
-    """The type that the layers compute in: autocast's, or that of their input."""
-    device = hidden.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype

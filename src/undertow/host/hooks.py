@@ -3,14 +3,17 @@
 Both are context variables that are set for one call and reset by their token in `finally`, so that nothing that a call was
 given reaches another, whatever interrupts it, runs inside it or beside it.
 
-The backbone's `forward` is an instance's method, as hooks do not see a KeyboardInterrupt. A hook makes sure that it is still
-there. The functions are plain ones of the module that they are called on, so that copies of the model work.
+The `forward` of the model and of its backbone are methods of the instance, as hooks do not see a KeyboardInterrupt. A hook
+makes sure that the backbone's is still there. The functions are plain ones of the module that they are called on, so that
+copies of the model work.
 """
 
 from __future__ import annotations
 
 import functools
-from contextvars import ContextVar, Token
+import warnings
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,67 +33,78 @@ from undertow.host.stack import Stack, current_forward
 if TYPE_CHECKING:
     from undertow.host.attach import Attachment
 
-# Where a `forward` that stood in the backbone's own `__dict__` before ours is kept, such as one of accelerate's.
-EARLIER = "_undertow_earlier_forward"
+# Where a `forward` that stood in a module's own `__dict__` before ours is kept, such as one of accelerate's; and the owners.
+EARLIER, OWNERS = "_undertow_earlier_forward", "_undertow_owners"
 
 
 class Given:
     """The recurrence's arguments of one call of a model, until its backbone takes them."""
 
     def __init__(self, owners: Owners, arguments: dict[str, Any]) -> None:
-        self.owners, self.arguments = owners, arguments
-        self.token: Token[Given | None] | None = given.set(self)
-
-    def end(self) -> None:
-        if self.token is not None:
-            given.reset(self.token)
-            self.token = None
+        self.owners, self.arguments, self.taken = owners, arguments, False
 
 
 given: ContextVar[Given | None] = ContextVar("undertow_arguments", default=None)
 
 
 def install(owners: Owners) -> None:
-    """Put hooks and methods on a model and its backbone."""
+    """Put methods on a model and its backbone, and a hook on that."""
     model, backbone = owners.model, owners.backbone
-    owners.hooks = [
-        model.register_forward_pre_hook(functools.partial(take_arguments, owners), with_kwargs=True),
-        model.register_forward_hook(functools.partial(drop_arguments, owners), always_call=True),
-        backbone.register_forward_pre_hook(check_forward),
-    ]
-    if "forward" in vars(backbone):
-        vars(backbone)[EARLIER] = vars(backbone)["forward"]
-    backbone.forward = InstanceMethod(forward, backbone)
+    for module, function in ((model, call_model), (backbone, call_backbone)):
+        if "forward" in vars(module):
+            vars(module)[EARLIER] = vars(module)["forward"]
+        module.forward = InstanceMethod(function, module, "forward")
+    vars(model)[OWNERS] = owners
     model._validate_model_kwargs = InstanceMethod(_validate_model_kwargs, model)  # type: ignore[assignment]
     model.prepare_inputs_for_generation = InstanceMethod(prepare_inputs_for_generation, model)  # type: ignore[assignment]
+    owners.hooks = [backbone.register_forward_pre_hook(check_forward)]
 
 
 def uninstall(model: nn.Module, backbone: nn.Module, hooks: list[RemovableHandle]) -> None:
     """Take them off again."""
     for hook in hooks:
         hook.remove()
-    for name in ("prepare_inputs_for_generation", "_validate_model_kwargs"):
+    for name in (OWNERS, "prepare_inputs_for_generation", "_validate_model_kwargs"):
         vars(model).pop(name, None)
-    earlier = vars(backbone).pop(EARLIER, None)
-    if isinstance(vars(backbone).get("forward"), InstanceMethod):
-        del vars(backbone)["forward"]
-        if earlier is not None:
-            vars(backbone)["forward"] = earlier
+    for module in (model, backbone):
+        earlier = vars(module).pop(EARLIER, None)
+        if is_method(vars(module).get("forward"), call_model) or is_method(vars(module).get("forward"), call_backbone):
+            del vars(module)["forward"]
+            if earlier is not None:
+                vars(module)["forward"] = earlier
+
+
+def plain_forward(module: nn.Module) -> Callable[..., Any]:
+    """The forward that a module had before the recurrence was attached."""
+    earlier: Callable[..., Any] | None = vars(module).get(EARLIER)
+    return functools.partial(type(module).forward, module) if earlier is None else earlier
 
 
 # --- the model's call
 
 
-def take_arguments(owners: Owners, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    check_names(model, kwargs)
-    Given(owners, {name: kwargs.pop(name) for name in ARGUMENTS if name in kwargs})
-    return args, kwargs
+def call_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The model's own forward, which is not given the recurrence's arguments: they wait for its backbone."""
+    check_names(self, kwargs)
+    if "peft_config" in vars(self):
+        warn_of_adapters(self)
+    owners: Owners = vars(self)[OWNERS]
+    token = given.set(Given(owners, {name: kwargs.pop(name) for name in ARGUMENTS if name in kwargs}))
+    try:
+        return plain_forward(self)(*args, **kwargs)
+    finally:
+        given.reset(token)
 
 
-def drop_arguments(owners: Owners, model: nn.Module, args: Any, output: Any) -> None:
-    left = given.get()
-    if left is not None and left.owners is owners:  # the backbone never ran
-        left.end()
+def warn_of_adapters(model: Any) -> None:
+    """Say of an adapter of another kind than LoRA that its folder will not tell of the recurrence."""
+    for name, config in model.peft_config.items():
+        if (kind := getattr(config, "peft_type", "LORA")) not in ("LORA", "UNDERTOW"):
+            warnings.warn(
+                f"the adapter {name!r} is of PEFT's kind {getattr(kind, 'value', kind)}, whose folder does not tell of the "
+                "recurrence: load it on this hosted model, saved by save_pretrained, or use LoRA, which remembers it",
+                stacklevel=2,
+            )
 
 
 def prepare_inputs_for_generation(
@@ -130,21 +144,21 @@ def prepare_inputs_for_generation(
 
 
 def check_forward(backbone: nn.Module, args: Any) -> None:
-    if not is_method(vars(backbone).get("forward"), forward):
+    if not is_method(vars(backbone).get("forward"), call_backbone):
         raise ConfigError(
             f"the forward of {type(backbone).__name__} was replaced after the recurrence was attached, which would leave it "
             "out; replace it first, and attach then"
         )
 
 
-def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+def call_backbone(self: Any, *args: Any, **kwargs: Any) -> Any:
     """The backbone's own forward, over a layer list that records.
 
     Raises:
         UnsupportedArchitectureError: its recorded layers did not run, so that the recurrence would be lost.
         ConfigError: its layers, or the recurrence, are others than when it was attached.
     """
-    plain = vars(self).get(EARLIER) or functools.partial(type(self).forward, self)
+    plain = plain_forward(self)
     running = current_forward.get()
     if isinstance(running, Observer) and running.backbone is self:
         return plain(*args, **kwargs)
@@ -171,9 +185,9 @@ def start(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     attachment: Attachment = in_use(wrapped)
     inputs = {**dict(zip(attachment.input_names, args, strict=False)), **kwargs}
     waiting = given.get()
-    if waiting is not None and waiting.owners is attachment.owners:
+    if waiting is not None and waiting.owners is attachment.owners and not waiting.taken:
         inputs |= waiting.arguments
-        waiting.end()
+        waiting.taken = True  # whatever else calls the backbone meanwhile is given nothing
     for name in ARGUMENTS:
         kwargs.pop(name, None)
     if attachment is not wrapped and attachment.only_in_adapters and attachment is wrapped.original_module:

@@ -11,7 +11,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from undertow.depth.adaptive import iterate_until_done
-from undertow.depth.cache import DepthCache, Ledger, begin, finish
+from undertow.depth.cache import DepthCache, Ledger, begin, computing_type, finish
 from undertow.depth.exits import ExitRule
 from undertow.depth.initial import initial_state
 from undertow.depth.loop import iterate, steps_from
@@ -90,7 +90,9 @@ class HostedLoop:
         self.cache = cache
         self.ledger: Ledger | None = None
         if cache is not None:
-            self.ledger = begin(cache, len(recording.layers), batch, self.steps.total)
+            loop = self.settings
+            owner = (f"a loop of layers {loop.prelude}, {loop.core}, {loop.coda}", computing_type(hidden))
+            self.ledger = begin(cache, len(recording.layers), batch, self.steps.total, owner=owner)
             past = self.ledger.seen
         self.past, self.batch, self.tokens = past, batch, tokens
         mask = inputs.get("attention_mask")

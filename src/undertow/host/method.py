@@ -8,16 +8,16 @@ from typing import Any
 
 
 class InstanceMethod:
-    """`function` bound to one `owner`, to be put into its ``__dict__`` in place of its class's method.
+    """`function` bound to one `owner`, to be put into its ``__dict__`` in place of its class's method of that `name`.
 
     A bound method of Python's own would be lost in a pickle, which keeps its name alone and so finds the class's. This one
     keeps its function, and a deep copy is bound to the copied owner. It has what makes accelerate's `compile_regions` bind
     it anew to the model that it makes.
     """
 
-    def __init__(self, function: Callable[..., Any], owner: Any) -> None:
+    def __init__(self, function: Callable[..., Any], owner: Any, name: str | None = None) -> None:
         self.__func__, self.__self__ = function, owner
-        self.__name__ = function.__name__
+        self.__name__ = name or function.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__func__(self.__self__, *args, **kwargs)

@@ -298,6 +298,7 @@ def save_pretrained(self: Any, save_directory: str | os.PathLike[str], *args: An
         raise ConfigError("save_pretrained cannot push at the same time; call push_to_hub on the model instead")
     if not kwargs.get("is_main_process", True):
         return
+    self = vars(self).get("_orig_mod", self)  # what accelerate's `compile_regions` made it of has the names to save under
     attachment = find_attachment(self)
     attached = recurrences_of(attachment) | solvers_of(attachment)
     with replacing_folder(Path(save_directory)) as folder:

@@ -13,8 +13,11 @@ from transformers.cache_utils import Cache
 
 from undertow.depth.cache import Rows
 from undertow.errors import DataError
+from undertow.host.tokens import Rows as TokenRows
 from undertow.host.tokens import last_real
 
+# The states of the last `lag` tokens ``[B, lag, W]`` and, unless all are there, which are ``[B, lag, 1]``.
+Recent = tuple[torch.Tensor, torch.Tensor | None]
 # Tokens to make room for at least, whenever there is no more.
 FIRST_ROOM = 32
 # What a token's entry in `values` says of it.
@@ -45,7 +48,7 @@ class StateLayer(Rows):
         self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
         self.is_initialized = True
 
-    def recent(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    def recent(self) -> Recent | None:
         """The states of the last `lag` tokens ``[B, lag, W]`` and, unless all are there, which are ``[B, lag, 1]``."""
         if not self.is_initialized or self.seen == 0:
             return None
@@ -62,14 +65,11 @@ class StateLayer(Rows):
             states = states.clone()  # a graph may keep it, and the room is written to
         return states, None if self.all_present and missing <= 0 else known == PRESENT
 
-    def append(self, states: torch.Tensor, active: torch.Tensor | None, real: torch.Tensor | None, gaps: bool) -> None:
-        """Take in the states ``[B, T, W]`` of one whole forward.
-
-        `active` and `real` ``[B, T]`` say which tokens have one and which are no padding, and `gaps` whether there is
-        padding between some of them.
-        """
+    def append(self, states: torch.Tensor, rows: TokenRows) -> None:
+        """Take in the states ``[B, T, W]`` of one whole forward over `rows`."""
+        real, active = rows.real, rows.active
         self.all_present = self.all_present and active is None
-        self.gaps = self.gaps or gaps or (real is not None and not bool(real[:, -1].all()))
+        self.gaps = self.gaps or rows.order is not None or (real is not None and not bool(real[:, -1].all()))
         known = states.new_full((*states.shape[:2], 1), PRESENT)
         if active is not None:
             known.masked_fill_(~active[..., None], STATELESS)

@@ -7,6 +7,7 @@ receives no state of one that attention keeps from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -61,20 +62,15 @@ def real_tokens(
     """Which of the new tokens are no padding, ``[B, T]``; None where all are.
 
     `attention_mask` is what the model was given. Where that is no ``[B, past + T]`` mask (a static cache makes it 4-D
-    before the forward), padding is read off the `masks` of the layers: a padding token does not attend to itself.
+    before the forward), padding is read off what layers attend to, `masks` ``[B, 1, T, keys]``: it does not to itself.
     """
     real: torch.Tensor | None = None
     if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
         real = attention_mask[:, past : past + tokens].bool()  # Bloom's reaches as far as its static cache
     elif attention_mask is not None and masks:
         offset = min(past, masks[0].shape[-1] - tokens)
-        real = visible(masks[0][:, 0].diagonal(offset=offset, dim1=-2, dim2=-1))
+        real = masks[0][:, 0].diagonal(offset=offset, dim1=-2, dim2=-1)
     return None if real is None or bool(real.all()) else real.expand(batch, -1)
-
-
-def visible(mask: torch.Tensor) -> torch.Tensor:
-    """Which keys a mask of attention lets through: a boolean one says so, another adds hardly anything to their scores."""
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 def active_tokens(
@@ -123,8 +119,8 @@ def documents(
     """The packed document of each new token, ``[B, T]``, as attention tells them apart; None for a single one.
 
     The library tells documents by their positions where it is given neither a mask nor a cache, and a mask of the user's own
-    may keep them apart as it likes. Both show in the layers' `masks` ``[B, 1, T, keys]``: a document begins where a token
-    does not attend to the one before. With `by_positions` attention makes no masks, and goes by the positions itself.
+    may keep them apart as it likes. Both show in what the layers attend to, `masks` ``[B, 1, T, keys]``: a document begins
+    where a token does not attend to the one before. With `by_positions` attention makes no masks, and goes by the positions.
     """
     if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
         return None
@@ -138,8 +134,11 @@ def documents(
             return found
     if not masks:
         return None
-    keys = max(mask.shape[-1] for mask in masks)  # a layer with a sliding window does not see all that others do
-    seen = torch.stack([visible(mask[:, 0]).expand(masks[0].shape[0], -1, -1) for mask in masks if mask.shape[-1] == keys])
+    rows, keys = (
+        len(masks[0]),
+        max(mask.shape[-1] for mask in masks),
+    )  # a layer with a sliding window does not see all that others do
+    seen = torch.stack([mask[:, 0].expand(rows, -1, -1) for mask in masks if mask.shape[-1] == keys])
     tokens = seen.shape[2]
     place = torch.arange(tokens, device=seen.device).expand(seen.shape[1], -1)
     if real is not None:
@@ -190,3 +189,20 @@ def present_states(
     if not has_cached:
         present[:, :head] = False
     return order.apart(present)
+
+
+@dataclass
+class Rows:
+    """What a forward knows of its new tokens; None stands for all of them, and for the order in which they stand.
+
+    Attributes:
+        real: which are no padding, ``[B, T]``.
+        active: which carry and receive a state, ``[B, T]``.
+        present: which have a state to receive, ``[B, T]``; see `present_states`.
+        order: the order of those that are no padding.
+    """
+
+    real: torch.Tensor | None
+    active: torch.Tensor | None
+    present: torch.Tensor | None
+    order: RowOrder | None

@@ -45,6 +45,10 @@ class RunLog(TrainerCallback):
                 f"could not write to {self.path}: {error}; mend that, and the same command goes on"
             ) from error
 
+    def has_evaluation(self, step: int) -> bool:
+        """Whether an evaluation after this step is in it: of this process, or of one that was killed before its end."""
+        return any(entry.get("step") == step and "eval_loss" in entry for entry in read_log(self.path))
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.step_started = time.perf_counter()
 

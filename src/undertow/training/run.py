@@ -173,7 +173,7 @@ def train_on(folder: Path, recipe: Recipe, seed: int, changed: dict[str, Any], d
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
             trainer.settle()
             interrupts.stop()
-            if len(held_out) and not evaluated(trainer.state):
+            if len(held_out) and not (evaluated(trainer.state) or log.has_evaluation(trainer.state.global_step)):
                 interrupts.closing = True
                 trainer.evaluate()
             trainer.check_finite()

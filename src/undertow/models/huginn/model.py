@@ -14,7 +14,7 @@ from transformers.utils import TransformersKwargs
 
 from undertow.depth.adaptive import iterate_until_done
 from undertow.depth.arguments import check_loop_arguments, refuse_near
-from undertow.depth.cache import CACHE, DepthCache, Ledger, begin, finish
+from undertow.depth.cache import CACHE, DepthCache, Ledger, begin, computing_type, finish
 from undertow.depth.exits import ExitRule
 from undertow.depth.initial import initial_state
 from undertow.depth.loop import Steps, iterate, steps_from
@@ -196,7 +196,8 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
         given = cache is not None or bool(use_cache)
         if cache is None and (given or exit_rule is not None):
             cache = DepthCache(tokens=tokens)
-        ledger = None if cache is None else begin(cache, self.config.n_layers, batch, steps.total)
+        owner = ("Huginn", computing_type(embedded))
+        ledger = None if cache is None else begin(cache, self.config.n_layers, batch, steps.total, owner=owner)
         past, cursor = (0, None) if ledger is None else (ledger.seen, ledger.cursor)
         document = None
         if attention_mask is None and position_ids is not None and tokens > 1:
