@@ -304,6 +304,7 @@ def test_such_a_run_is_evaluated_and_continued_as_any(runs: dict[str, Path]) -> 
 
 def test_an_adapter_that_lacks_weights_or_its_base_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(runs["adapter"] / "model", tmp_path / "model"))
+    (folder / "manifest.json").unlink()  # which would tell at once
     weights = load_file(folder / "adapter_model.safetensors")
     for kind in (".recurrence.", ".lora_A."):
         gone = next(name for name in weights if kind in name)

@@ -75,7 +75,7 @@ def test_without_help_it_would_not(kind: str, tmp_path: Path, monkeypatch: pytes
     want = logits(model, IDS)
     monkeypatch.setattr(importlib.import_module("undertow.host.hooks"), "bring_in", lambda recurrence: None)
     monkeypatch.setattr("undertow.host.offloading.offloading_hooks", lambda module: [])
-    with pytest.raises((RuntimeError, NotImplementedError, AssertionError)):
+    with pytest.raises((RuntimeError, NotImplementedError, AssertionError, undertow.DivergedError)):
         assert difference(logits(offloaded(model, "cpu", tmp_path), IDS), want) < ROUNDING
 
 

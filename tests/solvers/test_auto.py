@@ -18,7 +18,7 @@ import undertow
 from undertow import Auto, Scan, Sequential
 from undertow.errors import ConfigError
 from undertow.host.attach import find_attachment, find_pathway
-from undertow.host.state import StateLayer
+from undertow.host.state import PRESENT, StateLayer
 from undertow.pathways import Recurrence
 from undertow.solvers import Plan, Solver, SolverMemory, auto
 from undertow.solvers.base import RecurrentBlock
@@ -258,7 +258,7 @@ def states_received(model: nn.Module, solver: Solver, kind: str) -> torch.Tensor
     undertow.set_solver(model, prefill=Sequential())
     (layer,) = [layer for layer in cache.layers if isinstance(layer, StateLayer)]
     lag = find_attachment(model).pathway.lag
-    states, there = layer.keys[:, 0], layer.values[:, 0]
+    states, there = layer.keys[:, 0, : layer.seen], (layer.values[:, 0, : layer.seen] == PRESENT).float()
     return states[:, :-lag] * there[:, :-lag] * there[:, lag:]
 
 

@@ -22,7 +22,7 @@ LIMIT = 1.3
 HEADS = {"all heads": 4, "grouped queries": 2, "one key head": 1}
 RECURRENCES: dict[str, Recurrence] = {
     "t2mlr-whole": T2MLR(0, 3),
-    "turboconn-4": TurboConn(((3, 0), (2, 1), (3, 2)), lag=4, rank=8),
+    "turboconn-4": TurboConn(((3, 0), (2, 1), (3, 2)), lag=4, alpha=1.0, rank=8),
     "soft-token": SoftToken(0.1),
 }
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ from undertow.training.recipe import TrainingSection
 from undertow.training.run import RecipeTrainer, run_folder, warmup_remarks
 
 SECTION = {"steps": 8, "schedule": "cosine", "save_every": None}
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Ctrl-C is heard, even where the tests run in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def signalled(patch: pytest.MonkeyPatch, step: int, *numbers: int) -> None:

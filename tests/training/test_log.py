@@ -37,7 +37,7 @@ def test_a_log_line_cut_short_is_left_out(tmp_path: Path) -> None:
 def test_a_damaged_log_is_refused_with_its_line(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"log\.jsonl, line [12], is damaged: .*; remove that line, or the file"):
+    with pytest.raises(CheckpointError, match=r"log\.jsonl.*(remove the line|UTF-16|UTF-8|NUL)"):
         read_log(path)
     path.write_bytes(START)
     assert read_log(path) == [{"event": "start"}], "the control"

@@ -19,7 +19,7 @@ import undertow
 from undertow import Auto, Chunked, Jacobi, Scan, Sequential
 from undertow.errors import ConfigError
 from undertow.host.attach import find_attachment
-from undertow.host.state import StateLayer
+from undertow.host.state import PRESENT, StateLayer
 from undertow.manifest import write_manifest
 from undertow.solvers import Plan, Solver
 from undertow.solvers.base import RecurrentBlock
@@ -54,7 +54,7 @@ def forward(model: nn.Module, batch: dict[str, Any], solver: Solver) -> tuple[fl
     undertow.set_solver(model.train(training), prefill=Sequential())
     (layer,) = [layer for layer in output.past_key_values.layers if isinstance(layer, StateLayer)]
     lag = find_attachment(model).pathway.lag
-    states, there = layer.keys[:, 0], layer.values[:, 0]
+    states, there = layer.keys[:, 0, : layer.seen], (layer.values[:, 0, : layer.seen] == PRESENT).float()
     return output.loss.item(), states[:, :-lag] * there[:, :-lag] * there[:, lag:]
 
 

@@ -99,8 +99,8 @@ def test_parameters_are_counted_on_the_command_line(tmp_path: Path, capsys: pyte
     assert main(["inspect", "parameters", path, "--recurrence.rank=4"]) == 0
     assert f"| recurrence | {2 * 4 * 16 + 4 + 16} |" in " ".join(capsys.readouterr().out.split())
     assert main(["inspect", "parameters", path, f"--model={{path: {tmp_path}}}"]) == 2
-    assert f"{tmp_path} has no model config" in capsys.readouterr().err
-    with pytest.raises(CheckpointError, match="has no model config"):
+    assert f"{tmp_path} is no checkpoint: it has no config.json" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
         outline(tiny.recipe(tmp_path, model={"path": str(tmp_path)}))
 
 

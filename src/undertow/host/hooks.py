@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
-from undertow.errors import ConfigError, DataError, UnsupportedArchitectureError
+from undertow.errors import ConfigError, UnsupportedArchitectureError
 from undertow.host.forward import Forward
 from undertow.host.given import ARGUMENTS, _validate_model_kwargs, check_given, check_names
 from undertow.host.learning import Observer, learn
@@ -125,16 +125,14 @@ def prepare_inputs_for_generation(
     inputs: dict[str, Any] = type(self).prepare_inputs_for_generation(self, input_ids, *args, **kwargs)
     inputs |= {name: value for name, value in own.items() if value is not None}
     if recurrent_mask is not None:
+        if recurrent_mask.ndim != 2:
+            raise DataError(
+                f"recurrent_mask has shape {list(recurrent_mask.shape)}; it needs one entry a token: [rows, tokens]"
+            )
         new = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
         # What is cached is counted, as `input_ids` holds no prompt that was given as embeddings.
         cache = next((value for value in inputs.values() if isinstance(value, Cache)), None)
         total = new.shape[1] + (0 if cache is None else int(cache.get_seq_length()))
-        # Where an assistant drafts, the first call has tokens beyond the prompt; no mask is ever longer than the text.
-        if recurrent_mask.ndim != 2 or (kwargs.get("is_first_iteration") and recurrent_mask.shape[1] > total):
-            raise DataError(
-                f"recurrent_mask has shape {list(recurrent_mask.shape)}; generate() needs one entry for each token so far, "
-                f"[{new.shape[0]}, {total}]"
-            )
         generated = recurrent_mask.new_ones(recurrent_mask.shape[0], max(total - recurrent_mask.shape[1], 0))
         inputs["recurrent_mask"] = torch.cat([recurrent_mask, generated], dim=1)[:, total - new.shape[1] : total]
     return inputs

@@ -138,7 +138,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             if not placed or not all(is_number(entry[key]) for key in NUMBERS if key in entry):
                 raise MalformedError(f"expected an entry of a log, found {shown(line)}")
         except MalformedError as error:
-            if not line.endswith("\n"):  # cut short by a kill
+            if line.startswith("{") and not line.endswith("\n"):  # cut short by a kill
                 break
             raise CheckpointError(f"{path}, line {number}: {error}; remove the line") from error
         entries.append(entry)
