@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
-from undertow.errors import ConfigError, UnsupportedArchitectureError
+from undertow.errors import ConfigError, DataError, UnsupportedArchitectureError
 from undertow.host.forward import Forward
 from undertow.host.given import ARGUMENTS, _validate_model_kwargs, check_given, check_names
 from undertow.host.learning import Observer, learn
