@@ -25,7 +25,7 @@ from undertow.errors import ConfigError, DataError
 from undertow.fields import shown
 from undertow.host.looping import LOOP_ARGUMENTS
 from undertow.pathways import RECURRENCES, Recurrence
-from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential, Solver
+from undertow.solvers import SOLVERS, Solver
 
 if TYPE_CHECKING:
     from undertow.host.attach import Attachment
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 ARGUMENTS = ("recurrent_mask", *LOOP_ARGUMENTS)
 # The values that ask for nothing, besides None.
 IDLE = {"warm_start": False, "resume": 0}
-SOLVERS: dict[str, type[Solver]] = {solver.kind: solver for solver in (Sequential, Jacobi, Scan, Chunked, Auto)}
 
 
 # --- attach and set_solver
