@@ -6,6 +6,7 @@ from there as a process of its own, with its own signals, limits and end.
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import os
 import re
@@ -21,6 +22,8 @@ from pathlib import Path
 # Before torch and transformers are imported: one thread, no GPU, no network, and nothing written beside the sources.
 os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 sys.dont_write_bytecode = True
+
+codecs.lookup("utf-8-sig")  # a child that is another user may not read where Python's own files are
 
 RAISED = 99  # the exit code of a child that ended with an exception
 MEMORY = 4 << 30

@@ -40,7 +40,9 @@ def true(outcome: Outcome, folder: Path) -> str:
     if promised:
         return "" if int(promised[1]) == newest else f"the newest checkpoint is {newest}; {outcome}"
     if (folder / "model").exists():
-        return "" if "finished" in outcome.said else f"it does not say that the run is finished; {outcome}"
+        # Trained: said while the model was saved, or in the evaluation after that.
+        told = any(words in outcome.said for words in ("is finished", "what was trained is kept"))
+        return "" if told else f"it does not say that the run is finished; {outcome}"
     if newest is not None:
         return f"it does not name checkpoint-{newest}; {outcome}"
     return "" if "anew" in outcome.said else f"it does not say that nothing is kept; {outcome}"

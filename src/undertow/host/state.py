@@ -115,7 +115,7 @@ def state_layer(cache: Cache, layers: int, recurrence: Any, lag: int, computed_i
             f"the cache holds {past} tokens but no recurrent states: it was filled without the recurrence, or made from "
             "keys and values alone; start with an empty cache and give this model all tokens"
         )
-    if layer.recurrence != recurrence:
+    if layer.recurrence is not recurrence and layer.recurrence != recurrence:  # each decoded token asks
         raise DataError(
             f"the cache holds states of {layer.recurrence}, but this model's recurrence is {recurrence}; start with an "
             "empty cache and give this model all tokens"
