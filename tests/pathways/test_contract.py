@@ -99,7 +99,27 @@ def across_rows(self: Any, readings: Any, state: Any) -> torch.Tensor:
     return readings[0] - mean if state is None else readings[0] - mean + self.rate * state
 
 
+def in_place(self: Any, readings: Any, state: Any) -> torch.Tensor:
+    return readings[0] if state is None else readings[0].add_(self.rate * state)
+
+
+def along_tokens(self: Any, site: int, hidden: torch.Tensor, *state: torch.Tensor) -> torch.Tensor:
+    method: Any = LeakyPathway.write if state else LeakyPathway.read
+    return method(self, site, hidden.cumsum(1), *(each.cumsum(1) for each in state))
+
+
+def minus_mean_row(self: Any, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    return LeakyPathway.write(self, site, hidden, state - state.mean(0, keepdim=True))
+
+
 BROKEN = {
+    "Altered.read gives a token something else alone": altered(read=along_tokens),
+    "Altered.write gives a token something else alone": altered(write=along_tokens),
+    "Altered.write gives a token something else alone than": altered(write=minus_mean_row),
+    "Altered.update changes its readings in place": altered(update=in_place),
+    "Altered.write changes the residual stream in place": altered(write=lambda self, site, hidden, state: hidden.mul_(0.9)),
+    "Altered.read gives a tuple": altered(read=lambda self, site, hidden: (hidden, hidden)),
+    "Altered.write gives torch.float64": altered(write=lambda self, site, hidden, state: hidden.double()),
     "Altered.scan gives other states than update": altered(scan=lambda self, r, i, p: self.update(r, None)),
     "Altered.scan gives other states than update, .* beside initial": altered(scan=without_initial),
     "Altered.scan gives other states than .* padding": altered(scan=without_gates),

@@ -57,6 +57,8 @@ def check_pathway(pathway: Pathway, width: int, device: torch.device, dtype: tor
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(device, dtype)
 
+    with torch.no_grad():
+        _check_tokens(pathway, normal(ROWS, tokens, width))
     with torch.enable_grad():
         read = [pathway.read(site, normal(ROWS, tokens, width)) for site in sorted(pathway.reads)]
         readings = [reading.detach().requires_grad_() for reading in read]
@@ -105,6 +107,57 @@ def check_pathway(pathway: Pathway, width: int, device: torch.device, dtype: tor
         alone = scan_by_update(pathway, [reading[1:] for reading in readings], given[1:], present[1:])
         together = loop(given, present)[1:]
         _compare(name, "update gives a row other states beside another row than alone; keep rows apart", together, alone)
+
+
+def _check_tokens(pathway: Pathway, hidden: torch.Tensor) -> None:
+    """Refuse a `read` or `write` in which one token's result depends on another's, and methods that change what they get.
+
+    Solvers call them for other groups of tokens than the exact rollout does, and generation for one token at a time.
+    """
+    name, part = type(pathway).__name__, (slice(1, 2), slice(1, 2))
+    kept, readings = hidden.clone(), []
+    for site in sorted(pathway.reads):
+        reading = pathway.read(site, hidden)
+        if not isinstance(reading, torch.Tensor) or reading.shape[:2] != hidden.shape[:2]:
+            found = list(reading.shape) if isinstance(reading, torch.Tensor) else f"a {type(reading).__name__}"
+            raise ConfigError(
+                f"{name}.read gives {found}; give one tensor [rows, tokens, ...], here {ROWS} by {hidden.shape[1]}"
+            )
+        _compare_alone(f"{name}.read", pathway.read(site, hidden[part]), reading[part])
+        _check_kept(f"{name}.read", "the residual stream", hidden, kept)
+        readings.append(reading.clone())
+    given = [reading.clone() for reading in readings]
+    pathway.update(given, None)
+    received = pathway.update(readings, None).clone()
+    if received.shape != (*hidden.shape[:2], pathway.state_width):
+        return  # what comes next says so
+    before = received.clone()
+    pathway.update(given, received)
+    for one, other in zip(given, readings, strict=True):
+        _check_kept(f"{name}.update", "its readings", one, other)
+    _check_kept(f"{name}.update", "the state that it receives", received, before)
+    for site in sorted(pathway.writes):
+        added = pathway.write(site, hidden, received)
+        if added.shape != hidden.shape or (hidden + added).dtype != hidden.dtype:
+            raise ConfigError(
+                f"{name}.write gives {added.dtype} of shape {list(added.shape)}, to be added to a residual stream of "
+                f"{hidden.dtype} of shape {list(hidden.shape)}; give the same"
+            )
+        _compare_alone(f"{name}.write", pathway.write(site, hidden[part], received[part]), added[part])
+        _check_kept(f"{name}.write", "the residual stream", hidden, kept)
+        _check_kept(f"{name}.write", "the state", received, before)
+
+
+def _compare_alone(method: str, alone: torch.Tensor, among: torch.Tensor) -> None:
+    name, _, called = method.partition(".")
+    _compare(
+        name, f"{called} gives a token something else alone than among others; make it of that token alone", alone, among
+    )
+
+
+def _check_kept(method: str, what: str, now: torch.Tensor, before: torch.Tensor) -> None:
+    if not torch.equal(now, before):
+        raise ConfigError(f"{method} changes {what} in place; give a new tensor instead")
 
 
 def _compare_gradients(
