@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import small_huginn
 import torch
@@ -15,6 +16,7 @@ from transformers import LlamaModel
 import undertow
 from undertow import T2MLR, ConfigError, DataError, Looped, UndertowError
 from undertow.depth import Cosine
+from undertow.errors import UnsupportedArchitectureError
 from undertow.host import given, hooks
 
 IDS = tokens(2, 7) % small_huginn.VOCAB
@@ -61,6 +63,9 @@ def test_names_that_are_the_base_models_business_pass() -> None:
     others: dict[str, Any] = {"num_items_in_batch": 3, "cu_seq_lens_q": None, "output_attentions": False, "something": 1}
     for kind in ("time", "depth"):
         assert torch.equal(logits(model_of(kind), IDS, **others), logits(model_of(kind), IDS))
+        assert torch.equal(logits(model_of(kind), IDS, batch=1), logits(model_of(kind), IDS))  # as like "watch" as "wach" is
+    with pytest.raises(ConfigError, match="watch"):
+        logits(model_of("depth"), IDS, wach=1)
     with pytest.raises(ValueError, match="something"):  # the library's own refusal
         generate(model_of("time"), IDS, something=1)
 
@@ -107,6 +112,37 @@ def test_values_and_places_that_do_not_fit_are_refused(kind: str, arguments: dic
     for call in (logits, generate):
         with pytest.raises((ConfigError, DataError), match=match):
             call(model_of(kind), IDS, **arguments)
+
+
+def test_whole_numbers_of_numpy_are_taken_and_a_seed_beyond_a_tensors_is_refused() -> None:
+    model: Any = undertow.attach(unhosted("llama"), Looped((0,), (1, 2), (3,), injection="none"))
+    for name in ("depth", "state_seed"):
+        assert torch.equal(logits(model, IDS, **{name: np.int64(2)}), logits(model, IDS, **{name: 2}))
+    assert not torch.equal(logits(model, IDS, depth=np.int64(2)), logits(model, IDS, depth=1))
+    assert undertow.Looped((0,), (1, 2), (3,), depth=np.int64(3)).depth == 3  # type: ignore[arg-type]
+    for seed in (2**70, np.float32(2.0)):
+        with pytest.raises(ConfigError, match="state_seed is"):
+            logits(model, IDS, state_seed=seed)
+
+
+def test_a_model_that_takes_no_text_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = unhosted("llama")
+
+    def needs_an_image(*args: Any, pixel_values: Any = None, **kwargs: Any) -> Any:
+        raise ValueError("exactly one of pixel_values must be given")
+
+    monkeypatch.setattr(model, "forward", needs_an_image)
+    with pytest.raises(UnsupportedArchitectureError, match=r"does not take text alone .*pixel_values"):
+        undertow.attach(model, T2MLR(1, 2))
+    monkeypatch.undo()
+    undertow.attach(model, T2MLR(1, 2))  # and nothing is left behind
+
+
+@pytest.mark.parametrize("size", ["lag", "rank"])
+def test_sizes_that_no_tensor_has_are_refused(size: str) -> None:
+    with pytest.raises(ConfigError, match=f"{size} is 1000000000000.*use 1,000,000 or less"):
+        undertow.TurboConn(((1, 0),), **{size: 10**30})
+    undertow.TurboConn(((1, 0),), **{size: 1000})
 
 
 def test_control_those_that_fit_are_taken() -> None:

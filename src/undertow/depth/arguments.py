@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from undertow.fields import shown
 # What others call them.
 SYNONYMS = {"num_steps": "depth", "iterations": "depth", "num_iterations": "depth", "loops": "depth", "num_loops": "depth"}
 SYNONYMS |= {"seed": "state_seed", "exit": "exit_rule", "recurrence": "recurrent_mask"}
+# What looks like ours, and is a word that others use for something else.
+OTHERS = frozenset({"batch", "states"})
 # How alike a name must be to one of ours to be taken for it.
 ALIKE = 0.75
 
@@ -30,13 +33,13 @@ def check_loop_arguments(given: Mapping[str, Any]) -> None:
     """
     check_exit_rule(given.get("exit_rule"))
     resume, warm, seed, watch = (given.get(name) for name in ("resume", "warm_start", "state_seed", "watch"))
-    if resume is not None and (type(resume) is not int or resume < 0):
+    if resume is not None and (not is_whole(resume) or resume < 0):
         raise ConfigError(f"resume is {shown(resume)}; give the whole number of iterations that the new tokens have run")
     if warm is not None and type(warm) is not bool:
         raise ConfigError(f"warm_start is {shown(warm)}; give True or False")
     whole = isinstance(seed, torch.Tensor) and not seed.is_floating_point() and seed.dtype != torch.bool and seed.ndim < 2
-    if seed is not None and type(seed) is not int and not whole:
-        raise ConfigError(f"state_seed is {shown(seed)}; give a whole number, or a tensor of one a row")
+    if seed is not None and not whole and not (is_whole(seed) and abs(seed) < 2**63):
+        raise ConfigError(f"state_seed is {shown(seed)}; give a whole number of 63 bits, or a tensor of one a row")
     if watch is not None and not callable(watch):
         raise ConfigError(f"watch is {shown(watch)}; give a function of an iteration's number, the state before and after")
     initial = given.get("initial")
@@ -50,6 +53,11 @@ def check_loop_arguments(given: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"state_seed would not be read beside {several[0]}, which says where the loop starts; leave it out"
         )
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number, Python's or NumPy's."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def check_exit_rule(rule: Any) -> None:
@@ -71,6 +79,8 @@ def refuse_near(owner: str, unknown: Iterable[str], ours: Sequence[str]) -> None
 
 @functools.lru_cache(maxsize=256)  # each decoded token may ask
 def _meant(name: str, ours: tuple[str, ...]) -> str | None:
+    if name.lower() in OTHERS:
+        return None
     plain = {each.replace("_", ""): each for each in ours}
     near = difflib.get_close_matches(name.lower().replace("_", "").replace("-", ""), plain, n=1, cutoff=ALIKE)
     meant = SYNONYMS.get(name) or (plain[near[0]] if near else None)

@@ -7,6 +7,7 @@ What one iteration computes is the caller's: a native model's core, or the loope
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ MOST_ITERATIONS = 100_000
 
 def check_depth(name: str, value: int) -> None:
     """Refuse what is no number of iterations."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise ConfigError(f"{name} is {value!r}; use a whole number of iterations, 1 or more")
     if value > MOST_ITERATIONS:
         raise ConfigError(f"{name} is {value!r}; use {MOST_ITERATIONS:,} iterations or fewer")
@@ -69,7 +70,7 @@ def steps_from(depth: int | tuple[int, int] | Steps | None, default: int, backwa
     if isinstance(depth, Steps):
         return depth
     if isinstance(depth, tuple | list):
-        if len(depth) != 2 or not all(type(part) is int for part in depth):
+        if len(depth) != 2 or not all(isinstance(part, numbers.Integral) and not isinstance(part, bool) for part in depth):
             raise ConfigError(f"depth is {depth!r}; a pair gives the iterations without gradient and those with it")
         return Steps(*depth)
     return Steps.of(depth, backward)

@@ -137,6 +137,8 @@ def return_arity(model: PreTrainedModel, backbone: nn.Module, stack: nn.ModuleLi
     token = current_forward.set(Observer(backbone, None))
     try:
         model(input_ids=probe_ids(model, 2), use_cache=False)
+    except (TypeError, ValueError) as error:
+        raise refuse(model, f"it does not take text alone ({error})") from error
     finally:
         current_forward.reset(token)
         handle.remove()

@@ -69,7 +69,7 @@ class HostedLoop:
         self.core = range(self.settings.core[0], self.settings.core[-1] + 1)
         self.steps = steps_from(inputs.get("depth"), self.settings.depth, self.settings.backward)
         self.rule: ExitRule | None = inputs.get("exit_rule")
-        self.resume, self.warm = inputs.get("resume") or 0, bool(inputs.get("warm_start"))
+        self.resume, self.warm = int(inputs.get("resume") or 0), bool(inputs.get("warm_start"))
         hidden = recording.hidden
         batch, tokens = hidden.shape[:2]
         self.learning = torch.is_grad_enabled() and (

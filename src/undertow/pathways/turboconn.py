@@ -49,6 +49,9 @@ class TurboConn(Recurrence):
         if len(set(pairs)) < len(pairs):
             twice = next(pair for pair in pairs if pairs.count(pair) > 1)
             raise ConfigError(f"connection {twice[0]} -> {twice[1]} is listed twice; list it once")
+        for name in ("lag", "rank"):
+            if (size := getattr(self, name)) > MOST:
+                raise ConfigError(f"{name} is {size}; use {MOST:,} or less")
         if self.lag < 1:
             raise ConfigError(f"lag is {self.lag}, but a state can only reach a later token; use 1 or more")
         if self.rank < 1:
@@ -124,6 +127,8 @@ class TurboConn(Recurrence):
 LARGE_LAG, LARGE_ALPHA, SMALL_LAG, SMALL_ALPHA = 8, 50.0, 4, 2.0
 # Alpha times the learning rate: see `TurboConn.advice`.
 LARGE_GROWTH = 0.02
+# The largest lag and rank that anyone means.
+MOST = 1_000_000
 
 PRESETS: dict[str, tuple[range, range, int]] = {
     "llama-3.2-1b": (range(6, 15, 2), range(0, 9, 2), 6),
