@@ -82,8 +82,14 @@ def _fit(hint: Any, value: Any) -> Any:
     if hint is float:
         if not isinstance(value, numbers.Real):
             return WRONG
-        number = value if isinstance(value, int | float) else float(value)
-        return number if abs(number) < math.inf else WRONG  # NaN is not below it either
+        try:
+            number = float(value)
+        except OverflowError:
+            return WRONG
+        if not math.isfinite(number):
+            return WRONG
+        # A whole number stays one in print; one beyond 64 bits could enter no tensor.
+        return value if isinstance(value, int | float) and abs(number) < 2**63 else number
     try:
         return value if isinstance(value, hint) else WRONG
     except TypeError:  # Any, a Callable, a type variable
