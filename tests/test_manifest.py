@@ -53,7 +53,13 @@ def test_a_damaged_file_is_named(damage: str, name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "null", '{"files": {}}', '{"files": {"one": ["size", "sha256"]}}', "[" * 9999]
+    "text",
+    [
+        *("", "{}", "[]", "null", '{"files": {}}', '{"files": {"one": ["size", "sha256"]}}', "[" * 9999),
+        *(f'{{"files": {{"one": {{"size": {size}, "sha256": "a"}}}}}}' for size in ("null", '"5"', "[]", "true", "5.0")),
+        *(f'{{"files": {{"{name}": {{"size": 5, "sha256": "a"}}}}}}' for name in (r"o\u0000ne", r"o\ud800ne")),
+        '{"files": {"one": {"size": 5, "sha256": null}}}',
+    ],
 )
 def test_a_damaged_manifest_is_refused(text: str, folder: Path) -> None:
     (folder / MANIFEST).write_text(text)

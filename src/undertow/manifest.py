@@ -11,6 +11,7 @@ from typing import Any
 
 from undertow.errors import CheckpointError
 from undertow.files import MANIFEST, sync, write_text
+from undertow.reading import is_text
 
 
 def write_manifest(folder: Path) -> None:
@@ -83,11 +84,16 @@ def listed(text: bytes, folder: Path) -> dict[str, Any]:
     """
     try:
         files = json.loads(text)["files"]
-        if files and all(isinstance(about, dict) and set(about) == {"size", "sha256"} for about in files.values()):
+        if files and all(is_text(name) and is_entry(about) for name, about in files.items()):
             return dict(files)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
     raise CheckpointError(f"{folder / MANIFEST} is damaged")
+
+
+def is_entry(about: Any) -> bool:
+    """Whether this is what a manifest says of a file."""
+    return isinstance(about, dict) and {key: type(value) for key, value in about.items()} == {"size": int, "sha256": str}
 
 
 def digests(paths: Iterable[Path]) -> list[str]:
