@@ -233,3 +233,21 @@ def test_evaluation_cleans_up_too(wanted: Recipe, whole: Path) -> None:
     assert main(["eval", str(folder)]) == 0
     assert not checkpoints(folder)
     assert json.loads((folder / "accuracy.json").read_text())
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_only_the_run_s_own_checkpoints_are_removed(finished: bool, wanted: Recipe, whole: Path, tmp_path: Path) -> None:
+    folder = run_folder(wanted, 0)
+    if finished:
+        shutil.copytree(whole / "model", folder / "model")
+    shutil.copytree(folder / "checkpoint-6", folder / "checkpoint-6-mine")
+    (folder / "checkpoint-notes.txt").write_text("mine too")
+    (folder / "checkpoint-9").write_text("a file")
+    (folder / "checkpoint-6").rename(tmp_path / "elsewhere")
+    (folder / "checkpoint-6").symlink_to(tmp_path / "elsewhere")
+    assert last_checkpoint(folder) == folder / "checkpoint-6"
+    train(wanted, seed=0)
+    left = sorted(path.name for path in folder.glob("checkpoint-*"))
+    assert left == ["checkpoint-6-mine", "checkpoint-9", "checkpoint-notes.txt"]
+    assert (tmp_path / "elsewhere" / MANIFEST).is_file()
+    assert tiny.equal(tiny.weights(folder / "model"), tiny.weights(whole / "model"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,20 @@ KEPT = 2
 
 def checkpoints(folder: Path) -> list[Path]:
     """A run's checkpoints, whole or not, newest first."""
-    named = [path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdecimal()]
+    named = [path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdecimal() and path.is_dir()]
     return sorted(named, key=step_of, reverse=True)
+
+
+def remove(checkpoint: Path) -> None:
+    """Remove a checkpoint; one that lies elsewhere stays there, and only the link to it goes.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if checkpoint.is_symlink():
+        checkpoint.unlink()
+    else:
+        shutil.rmtree(checkpoint)
 
 
 def step_of(checkpoint: Path | None) -> int:
@@ -170,7 +182,8 @@ class ProvenCheckpoints:
             self._writing = writing
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
             write_manifest(writing / name)
-            shutil.rmtree(target, ignore_errors=True)  # one that was skipped, and is made again
+            if target in checkpoints(folder):  # one that was skipped, and is made again
+                remove(target)
             (writing / name).rename(target)
             sync(folder)
         except (
@@ -190,7 +203,8 @@ class ProvenCheckpoints:
         if len(self.proven) == KEPT:
             for path in checkpoints(folder):
                 if step_of(path) < self.proven[0]:
-                    shutil.rmtree(path, ignore_errors=True)
+                    with suppress(OSError):
+                        remove(path)
 
     def check_start(self) -> None:
         """Make sure that a training starts from a sound model. Buffers may hold infinities, as masks do.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -14,7 +13,7 @@ from undertow.config import load_config, to_mapping
 from undertow.errors import CheckpointError
 from undertow.files import remove_leftovers
 from undertow.manifest import check_model
-from undertow.training.checkpoints import checkpoints
+from undertow.training.checkpoints import checkpoints, remove
 from undertow.training.log import has_diverged
 from undertow.training.recipe import Recipe
 
@@ -71,7 +70,7 @@ def clean(folder: Path) -> None:
     if (folder / MODEL).is_dir() and (old := checkpoints(folder)):
         check_model(folder / MODEL)
         for path in old:
-            shutil.rmtree(path)
+            remove(path)
 
 
 def may_change(folder: Path) -> bool:

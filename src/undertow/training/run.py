@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -25,7 +24,7 @@ from undertow.pathways import TurboConn
 from undertow.solvers import Sequential
 from undertow.tasks import PadCollator, Split, TaskDataset, Text
 from undertow.training.build import build, context_of, quiet_libraries
-from undertow.training.checkpoints import choose, infinite, last_checkpoint, step_of
+from undertow.training.checkpoints import checkpoints, choose, infinite, last_checkpoint, remove, step_of
 from undertow.training.data import check_documents, most_tokens, training_set
 from undertow.training.folder import (
     LOG,
@@ -198,8 +197,8 @@ def save_model(trainer: RecipeTrainer, tokenizer: Any, recipe: Recipe, folder: P
         model.save_pretrained(saving)
         write_manifest(saving)
     sync(folder)
-    for old in folder.glob("checkpoint-*"):
-        shutil.rmtree(old)
+    for old in checkpoints(folder):
+        remove(old)
 
 
 def diverged_at(error: DivergedError, trainer: RecipeTrainer, log: RunLog) -> DivergedError:
