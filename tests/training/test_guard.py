@@ -103,6 +103,20 @@ def test_the_control_without_the_guard_loses_the_run(
     assert not finite(train(wanted, seed=0) / "model")
 
 
+@pytest.mark.parametrize("looks_before", [True, False])
+def test_a_step_that_is_read_late_is_read_before_it_is_saved(
+    looks_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GuardedSteps, "reads_late", lambda self, values: True)
+    if not looks_before:  # the control
+        monkeypatch.delattr(GuardedSteps, "_save_checkpoint")
+    wanted = tiny.recipe(tmp_path, training={"log_every": 9, "evaluate_examples": 0})
+    said = lost(wanted, monkeypatch, step=4)
+    assert "at step 4, which is not taken" in said
+    assert ("checkpoint-2;" in said) == looks_before
+    assert (run_folder(wanted, 0) / "checkpoint-4").exists() != looks_before
+
+
 def test_a_late_look_leaves_the_optimiser_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without looking at all at the reading, the device alone skips the step.
     monkeypatch.setattr(GuardedSteps, "reads_late", lambda self, values: True)

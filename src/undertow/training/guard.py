@@ -70,6 +70,10 @@ class GuardedSteps:
         self.settle()  # the loss that is logged had to be waited for
         super().log(*args, **kwargs)  # type: ignore[misc]
 
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self.settle()  # a step that was not taken is not saved as if it was
+        super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
+
     @staticmethod
     def reads_late(values: torch.Tensor) -> bool:
         return values.is_cuda
