@@ -89,3 +89,21 @@ def test_a_lock_that_does_not_say_whose_it_is(text: str, tmp_path: Path) -> None
         (tmp_path / LOCK).write_text(text)
         with pytest.raises(InUseError, match="is in use by another process; wait"), locked(tmp_path):
             pass
+
+
+def test_a_folder_that_can_never_be_made_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / LOCK).symlink_to(tmp_path / "nowhere" / "lock")
+    with pytest.raises(CheckpointError, match=r"cannot work in .*: .*No such file"), locked(tmp_path):
+        pass
+    (tmp_path / LOCK).unlink()
+    open_file, tries = os.open, []
+
+    def flaky(path: Path, flags: int, mode: int) -> int:
+        tries.append(path)
+        if len(tries) < 3:  # as if another process had removed the empty folder
+            raise FileNotFoundError
+        return open_file(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", flaky)
+    with locked(tmp_path):
+        assert len(tries) == 3, "the control: it is tried again"

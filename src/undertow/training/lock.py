@@ -22,6 +22,8 @@ else:
 LOCK = ".lock"
 # Where the byte lies that Windows locks: beyond the text, which others shall read.
 FAR = 1 << 30
+# How often a folder that is gone when it was just made is made again.
+TRIES = 20
 
 
 @contextmanager
@@ -59,13 +61,15 @@ def acquire(path: Path) -> int | None:
     Raises:
         CheckpointError: it cannot be written, or its file system has no locks.
     """
+    tries = 0
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:  # another process has just removed the empty folder
-            continue
         except OSError as error:
+            # Another process may have just removed the empty folder; but there is no end to that only where none can be made.
+            if isinstance(error, FileNotFoundError) and (tries := tries + 1) < TRIES:
+                continue
             raise CheckpointError(f"cannot work in {path.parent}: {error}") from error
         try:
             if not lock(number):
