@@ -135,7 +135,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         try:
             entry = parse_json(line)
             placed = isinstance(entry, dict) and ("step" in entry or "event" in entry)
-            if not placed or not all(is_number(entry[key]) for key in NUMBERS if key in entry):
+            fits = placed and all(is_number(entry[key]) for key in NUMBERS if key in entry)
+            if not fits or not is_step(entry.get("step", 0)):
                 raise MalformedError(f"expected an entry of a log, found {shown(line)}")
         except MalformedError as error:
             if line.startswith("{") and not line.endswith("\n"):  # cut short by a kill
@@ -146,4 +147,9 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it is a number that a float can hold; a loss that is no number is one here."""
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000)
+
+
+def is_step(value: float) -> bool:
+    return value >= 0 and value == value // 1  # neither NaN nor infinite
