@@ -241,3 +241,15 @@ def test_a_model_learns_parity(tmp_path: Path) -> None:
     assert losses[-1] < 0.1 * losses[0]
     after = accuracy(*load(str(folder / "model")))
     assert before < 0.7 < 0.95 <= after
+
+
+def test_a_file_in_the_model_s_place_is_told_before_the_training(tmp_path: Path) -> None:
+    wanted = tiny.recipe(tmp_path)
+    folder = run.run_folder(wanted, 0)
+    folder.mkdir(parents=True)
+    (folder / "model").write_text("")
+    with pytest.raises(CheckpointError, match=r"seed-0/model is a file, where the model's folder belongs; move it away"):
+        train(wanted, seed=0)
+    assert [path.name for path in folder.iterdir()] == ["model"]
+    (folder / "model").unlink()
+    assert (train(wanted, seed=0) / "model").is_dir(), "the control"

@@ -41,6 +41,8 @@ def check_folder(folder: Path, recipe: Recipe) -> dict[str, Any]:
         CheckpointError: the recipe that the folder, or another seed's beside it, was made with differs in what it trains,
             or cannot be read.
     """
+    if (folder / MODEL).exists() and not (folder / MODEL).is_dir():  # better known before a training than after it
+        raise CheckpointError(f"{folder / MODEL} is a file, where the model's folder belongs; move it away")
     now, changed = trained_part(recipe), {}
     if not (folder / RECIPE).exists() and ((folder / MODEL).exists() or checkpoints(folder)):
         raise CheckpointError(
