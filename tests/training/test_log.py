@@ -37,8 +37,10 @@ def test_a_log_line_cut_short_is_left_out(tmp_path: Path) -> None:
         b'{"step": -1}\n',
         b'{"step": 1, "eval_loss": 1' + 400 * b"0" + b"}\n",
     ],
-    ids=["no mapping", "zeros", "cut in the middle", "no text", "a list", "no step", "deep"]
-    + ["step that is no number", "endless step", "half a step", "step before the first", "huge"],
+    ids=[
+        *("no mapping", "zeros", "cut in the middle", "no text", "a list", "no step", "deep"),
+        *("step that is no number", "endless step", "half a step", "step before the first", "huge"),
+    ],
 )
 def test_a_damaged_log_is_refused_with_its_line(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"

@@ -67,7 +67,7 @@ def acquire(path: Path) -> int | None:
             path.parent.mkdir(parents=True, exist_ok=True)
             number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            # Another process may have just removed the empty folder; but there is no end to that only where none can be made.
+            # Another process may have just removed the empty folder; not again and again, unless none can be made.
             if isinstance(error, FileNotFoundError) and (tries := tries + 1) < TRIES:
                 continue
             raise CheckpointError(f"cannot work in {path.parent}: {error}") from error
