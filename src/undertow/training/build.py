@@ -141,14 +141,16 @@ def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
     exists = Path(path).exists()
     if exists:
         check_model_folder(Path(path))
+    kind = "tokenizer"
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
+        kind = "model"
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
         model, info = loaded
     except UndertowError:
         raise
     except Exception as error:  # transformers, safetensors and tokenizers raise any kind
-        what = f"no model could be loaded from {path}" if exists else no_such(path)
+        what = f"no {kind} could be loaded from {path}" if exists else no_such(path)
         raise CheckpointError(f"{what}: {first_line(error)}") from error
     if info["missing_keys"]:  # transformers would fill them with random numbers
         missing_keys = sorted(info["missing_keys"])
