@@ -251,3 +251,31 @@ def test_only_the_run_s_own_checkpoints_are_removed(finished: bool, wanted: Reci
     assert left == ["checkpoint-6-mine", "checkpoint-9", "checkpoint-notes.txt"]
     assert (tmp_path / "elsewhere" / MANIFEST).is_file()
     assert tiny.equal(tiny.weights(folder / "model"), tiny.weights(whole / "model"))
+
+
+@pytest.mark.parametrize("content", [{}, [], None, 1, torch.ones(2)], ids=str)
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_state_of_another_kind_in_an_older_checkpoint_is_found(name: str, content: object, wanted: Recipe) -> None:
+    folder = run_folder(wanted, 0)
+    (folder / "checkpoint-6" / MANIFEST).unlink()
+    assert last_checkpoint(folder) == folder / "checkpoint-6", "the control"
+    torch.save(content, folder / "checkpoint-6" / name)
+    chosen, (said,) = choose(folder)
+    assert chosen == folder / "checkpoint-4" and name in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"unknown": 1}, {"log_history": 5}, {"stateful_callbacks": []}, {"max_steps": "x"}, {"epoch": "y"}),
+        {"train_batch_size": None},
+    ],
+    ids=str,
+)
+def test_a_trainer_s_state_of_another_kind_is_found(change: dict[str, Any], wanted: Recipe) -> None:
+    folder = run_folder(wanted, 0)
+    path = folder / "checkpoint-6" / "trainer_state.json"
+    (folder / "checkpoint-6" / MANIFEST).unlink()
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    chosen, (said,) = choose(folder)
+    assert chosen == folder / "checkpoint-4" and "trainer_state.json is damaged" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
 from undertow.errors import CheckpointError, DivergedError
@@ -21,6 +21,12 @@ from undertow.manifest import check_manifest, write_manifest
 PREFIX = "checkpoint-"
 # What the Trainer would do without in silence, beside the weights.
 NEEDED = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
+# What is in the files of the training's state.
+STATES = {
+    "optimizer.pt": ("state", "param_groups"),
+    "scheduler.pt": ("last_epoch", "lr_lambdas"),
+    "rng_state.pth": ("python", "numpy", "cpu"),
+}
 KEPT = 2
 
 
@@ -84,12 +90,7 @@ def prove(checkpoint: Path) -> str | None:
     """
     proven = (checkpoint / MANIFEST).exists()
     check_manifest(checkpoint, NEEDED)
-    try:
-        step = json.loads((checkpoint / "trainer_state.json").read_bytes())["global_step"]
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{checkpoint / 'trainer_state.json'} is missing") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CheckpointError(f"{checkpoint / 'trainer_state.json'} is damaged") from error
+    step = step_in(checkpoint / "trainer_state.json")
     if step != step_of(checkpoint):
         raise CheckpointError(f"{checkpoint} is of step {step}; give it its name back")
     weights = sorted(checkpoint.glob("*.safetensors"))
@@ -99,8 +100,8 @@ def prove(checkpoint: Path) -> str | None:
         return None
     for path in weights:
         check_weights(path)
-    for name in NEEDED[:3]:
-        check_state(checkpoint / name)
+    for name, keys in STATES.items():
+        check_state(checkpoint / name, keys)
     return (
         f"{checkpoint.name} has no {MANIFEST}, as those of an older undertow: it is complete and can be read, but that it "
         "is unchanged is not known"
@@ -121,18 +122,42 @@ def check_weights(path: Path) -> None:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
-def check_state(path: Path) -> None:
-    """Make sure that a file of the training's state can be read.
+def step_in(path: Path) -> int:
+    """The step that a Trainer's state is of.
+
+    Raises:
+        CheckpointError: it is missing, or no such state.
+    """
+    try:
+        state = TrainerState.load_from_json(str(path))
+        numbers = [state.global_step, state.max_steps, state.num_train_epochs, state.epoch or 0, state.train_batch_size]
+        if not all(isinstance(number, int | float) for number in numbers):
+            raise TypeError
+        if not isinstance(state.log_history, list) or "TrainerControl" not in state.stateful_callbacks:
+            raise TypeError
+        return state.global_step
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged") from error
+
+
+def check_state(path: Path, keys: Iterable[str]) -> None:
+    """Make sure that a file of the training's state can be read, and holds these keys.
 
     Raises:
         CheckpointError: it is missing or damaged.
     """
     try:
         with safe_globals():
-            torch.load(path, map_location="cpu", weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or not state.keys() >= set(keys):
+            raise CheckpointError(f"{path} is damaged: it does not hold {', '.join(keys)}")
+        if not isinstance(state.get("last_epoch", 0), int):
+            raise CheckpointError(f"{path} is damaged: its last_epoch is {state['last_epoch']!r}")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
-    except OSError:
+    except (OSError, CheckpointError):
         raise
     except Exception as error:  # unpickling raises any kind
         raise CheckpointError(f"{path} is damaged") from error
@@ -152,7 +177,7 @@ def fitting(checkpoint: str) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except (RuntimeError, ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{checkpoint} does not fit this training: {error}; remove it if it is of another, or of an older undertow"
         ) from error
@@ -234,6 +259,10 @@ class ProvenCheckpoints:
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with fitting(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with fitting(str(checkpoint)):
+            super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         trainer: Any = self
