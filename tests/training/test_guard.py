@@ -270,3 +270,17 @@ def test_a_damaged_or_lost_recipe_is_refused(tmp_path: Path, monkeypatch: pytest
         train(wanted, seed=0)
     save_yaml(wanted, folder / RECIPE)
     train(wanted, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "or lower training.clip: the same"),
+        ({"training": {"clip": 0}}, "or set training.clip, which is 0: the same"),
+        ({"recurrence": tiny.TURBOCONN}, "or lower training.clip, or lower the recurrence's alpha: the same"),
+    ],
+)
+def test_only_remedies_that_there_are_are_named(
+    changes: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert expected in lost(tiny.recipe(tmp_path, **changes), monkeypatch, step=1)

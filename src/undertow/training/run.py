@@ -177,7 +177,7 @@ def train_on(folder: Path, recipe: Recipe, seed: int, changed: dict[str, Any], d
                 trainer.evaluate()
             trainer.check_finite()
         except DivergedError as error:
-            raise diverged_at(error, trainer, log) from error
+            raise diverged_at(error, trainer, log, hasattr(recipe.recurrence, "alpha")) from error
         finally:
             progress.close()
         log.write(event="end", **trainer.lengths(recipe))
@@ -201,7 +201,7 @@ def save_model(trainer: RecipeTrainer, tokenizer: Any, recipe: Recipe, folder: P
         remove(old)
 
 
-def diverged_at(error: DivergedError, trainer: RecipeTrainer, log: RunLog) -> DivergedError:
+def diverged_at(error: DivergedError, trainer: RecipeTrainer, log: RunLog, has_alpha: bool) -> DivergedError:
     """What is said of a training that diverged, and written to its log: the step, its examples, and how to go on."""
     step = error.step or 0
     a_step = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
@@ -215,9 +215,9 @@ def diverged_at(error: DivergedError, trainer: RecipeTrainer, log: RunLog) -> Di
     model: Any = trainer.model
     weight = next(infinite(model.named_parameters()), None)
     broken = "" if weight is None else f"; the weight {weight} was no number before it"
-    mend = (
-        f"lower training.learning_rate, which is {trainer.args.learning_rate}, or training.clip, or the recurrence's alpha"
-    )
+    clip = "lower training.clip" if trainer.section.clip else "set training.clip, which is 0"
+    alpha = ", or lower the recurrence's alpha" if has_alpha else ""
+    mend = f"lower training.learning_rate, which is {trainer.args.learning_rate}, or {clip}{alpha}"
     on = (
         f"goes on from the last good checkpoint, {log.path.parent / good}; remove that if it is spoilt already"
         if good
