@@ -216,3 +216,11 @@ def test_a_warm_up_that_leaves_little_is_remarked(
 ) -> None:
     found = warmup_remarks(tiny.recipe(tmp_path, training=section | {"learning_rate": 1e-3}).training, steps)
     assert (found == []) if said is None else found[0].startswith(said)
+
+
+def test_a_checkpoint_without_a_manifest_is_not_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-4").mkdir()
+    said = interrupts.how_to_go_on(tmp_path, finished=False, saves=True)
+    assert said.startswith(f"the same command goes on from {tmp_path / 'checkpoint-4'}, if it is whole")
+    (tmp_path / "checkpoint-4").rmdir()
+    assert "starts anew" in interrupts.how_to_go_on(tmp_path, finished=False, saves=True), "the control"

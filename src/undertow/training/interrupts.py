@@ -87,8 +87,9 @@ def how_to_go_on(folder: Path, finished: bool, saves: bool) -> str:
     """What an interrupted training has kept, and what the same command does next."""
     if finished:
         return f"{folder} is finished, and its model saved; the same command goes on from there"
-    newest = next((path for path in checkpoints(folder) if (path / MANIFEST).is_file()), None)
-    if newest is not None:
-        return f"the same command goes on from {newest}"
+    for newest in checkpoints(folder):
+        if (newest / MANIFEST).is_file():
+            return f"the same command goes on from {newest}"
+        return f"the same command goes on from {newest}, if it is whole, which the {MANIFEST} that it lacks would show"
     why = "" if saves else ", as training.save_every is null"
     return f"no checkpoint was saved yet{why}, so the same command starts anew"
