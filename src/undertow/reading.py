@@ -94,14 +94,16 @@ def read_lines(path: Path, error: type[UndertowError] = DataError) -> Iterator[t
             raise _no_utf8(path, wrong, error) from problem
 
 
-def parse_json(text: str) -> Any:
-    """What a JSON text holds.
+def parse_json(text: str, repeated: bool = False) -> Any:
+    """What a JSON text holds. A key may be given twice in an object, of which the last counts, if it may be `repeated`.
 
     Raises:
         MalformedError: it is no JSON, is nested too deep, or holds a number or a character that nothing here can use.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=None if repeated else _each_once)
+    except MalformedError:
+        raise
     except json.JSONDecodeError as problem:
         raise MalformedError(f"expected JSON, found {shown(text)} ({problem.msg})", problem.lineno) from problem
     except RecursionError:
@@ -122,7 +124,7 @@ def read_json(path: Path, error: type[UndertowError] = DataError, mend: str = "c
     """
     text = read_text(path, error)
     try:
-        return parse_json(text)
+        return parse_json(text, repeated=True)  # as programs that wrote it would read it
     except MalformedError as problem:
         raise error(f"{path}{_at(problem.line)}: {problem}; {mend}") from problem
 
@@ -139,8 +141,13 @@ def parse_yaml(text: str) -> Any:
     """
     if len(text) > YAML_BYTES:
         raise MalformedError(f"it has more than {YAML_BYTES:,} characters, too many for settings")
+    loader = None
     try:
-        return yaml.load(text, _StrictLoader)
+        loader = _StrictLoader(text)
+        return loader.get_single_data()
+    except (ValueError, OverflowError) as problem:  # of an escape such as \UFFFFFFFF
+        line = 1 if loader is None else loader.line + 1
+        raise MalformedError("a code after \\U in quotes is of no character", line) from problem
     except yaml.reader.ReaderError as problem:
         line = text.count("\n", 0, int(problem.position)) + 1
         raise MalformedError(f"the character U+{int(problem.character):04X} does not belong in a text", line) from None
@@ -274,6 +281,15 @@ def _children(node: Any) -> list[Any]:
     if isinstance(node, yaml.MappingNode):
         return [each for pair in node.value for each in pair]
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    held = dict(pairs)
+    if len(held) < len(pairs):
+        seen: set[str] = set()
+        again = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise MalformedError(f"the key {shown(again)} is given twice")
+    return held
 
 
 def _check_values(value: Any) -> None:
