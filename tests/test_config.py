@@ -23,7 +23,7 @@ from undertow.config import (
     to_mapping,
 )
 from undertow.config_help import WIDTH, field_docs
-from undertow.errors import ConfigError, UndertowError, nearest
+from undertow.errors import CheckpointError, ConfigError, UndertowError, nearest
 
 
 @dataclass(frozen=True)
@@ -394,7 +394,7 @@ def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError("no space left")
 
     monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(CheckpointError, match="no space left; what was there before is untouched"):
         save_yaml(Shift(2), path)
     assert load_yaml(path) == {"kind": "shift", "by": 1}
     assert list(tmp_path.iterdir()) == [path]
