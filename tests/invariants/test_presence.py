@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import compile_regions
-from helpers import CHANGED, PATHWAYS, SAME, difference, generate, hosted, logits, some, tokens, unhosted
+from helpers import CHANGED, PATHWAYS, SAME, difference, generate, hosted, logits, randomize, some, tokens, unhosted
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -157,6 +157,24 @@ def test_a_forward_that_was_replaced_is_an_error() -> None:
     assert difference(logits(again, IDS), logits(unhosted("llama"), IDS)) < SAME
     undertow.detach(again)
     assert "forward" in vars(replaced.model), "what stood there before is there again"
+
+
+@pytest.mark.parametrize("pathway", ["t2mlr-whole", "soft-token"])
+def test_a_backbone_that_was_replaced_is_an_error(pathway: str) -> None:
+    """By a plain one, or by a hosted one that knows nothing of the model and so would lose what that is given."""
+    model, want = hosted("llama", pathway), logits(hosted("llama", pathway), IDS)
+    own = model.model
+    for other in (unhosted("llama").model, through_pickle(own)):
+        model.model = other
+        for call in (lambda: logits(model, IDS, recurrent_mask=MASK), lambda: generate(model, IDS)):
+            with pytest.raises(ConfigError, match="did not run the LlamaModel that the recurrence was attached to"):
+                call()
+    model.model = own
+    assert torch.equal(logits(model, IDS), want), "control: its own is none of these"
+    model.model = unhosted("llama").model
+    randomize(undertow.attach(model, PATHWAYS[pathway]))
+    assert torch.equal(logits(model, IDS), want)
+    assert torch.equal(logits(undertow.detach(model), IDS), logits(unhosted("llama"), IDS))
 
 
 def test_a_recurrence_that_was_deleted_is_an_error() -> None:

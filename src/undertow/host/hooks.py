@@ -51,7 +51,9 @@ def install(owners: Owners) -> None:
     """Put methods on a model and its backbone, and a hook on that."""
     model, backbone = owners.model, owners.backbone
     for module, function in ((model, call_model), (backbone, call_backbone)):
-        if "forward" in vars(module):
+        if "forward" in vars(module) and not isinstance(
+            vars(module)["forward"], InstanceMethod
+        ):  # none of ours, left behind
             vars(module)[EARLIER] = vars(module)["forward"]
         module.forward = InstanceMethod(function, module, "forward")
     vars(model)[OWNERS] = owners
@@ -84,16 +86,28 @@ def plain_forward(module: nn.Module) -> Callable[..., Any]:
 
 
 def call_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The model's own forward, which is not given the recurrence's arguments: they wait for its backbone."""
+    """The model's own forward, which is not given the recurrence's arguments: they wait for its backbone.
+
+    Raises:
+        ConfigError: the backbone that has the recurrence did not run.
+    """
     check_names(self, kwargs)
     if "peft_config" in vars(self):
         warn_of_adapters(self)
     owners: Owners = vars(self)[OWNERS]
-    token = given.set(Given(owners, {name: kwargs.pop(name) for name in ARGUMENTS if name in kwargs}))
+    waiting = Given(owners, {name: kwargs.pop(name) for name in ARGUMENTS if name in kwargs})
+    token = given.set(waiting)
     try:
-        return plain_forward(self)(*args, **kwargs)
+        output = plain_forward(self)(*args, **kwargs)
     finally:
         given.reset(token)
+    if not waiting.taken and not isinstance(current_forward.get(), Observer):
+        backbone = type(owners.backbone).__name__
+        raise ConfigError(
+            f"{type(self).__name__} did not run the {backbone} that the recurrence was attached to, but another one; "
+            "put that one back and call undertow.detach, or attach to the model as it is now"
+        )
+    return output
 
 
 def warn_of_adapters(model: Any) -> None:
