@@ -26,6 +26,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 import undertow
 from undertow.host.attach import find_attachment
+from undertow.host.block import HostedBlock
 from undertow.host.state import StateLayer
 
 WITH_CACHE = [name for name in ARCHITECTURES if name != "mpt"]  # mpt generates without one
@@ -250,6 +251,34 @@ def test_padding_travels_with_a_reordered_row(pathway: str) -> None:
     rest = feed(model, ids[:, 7:], cache, attention_mask=mask, position_ids=places[:, 7:])
     assert difference(rest[1:], logits(model, ids[1:, 6:])[:, 1:]) < SAME
     assert difference(rest[:1], logits(model, ids[:1])[:, 7:]) < SAME
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+@pytest.mark.parametrize("solver", [undertow.Sequential("adjoint(4)"), undertow.Scan(4, gradient="adjoint(4)")])
+@pytest.mark.parametrize("pathway", ["turboconn-3", "t2mlr-middle"])
+def test_a_forward_with_gradients_fills_its_cache_once(pathway: str, solver: Any, length: int) -> None:
+    """Whatever passes a solver makes: also where one group, and so the whole rollout, is all tokens."""
+    assert filling_error(pathway, solver, length) < SAME
+
+
+def filling_error(pathway: str, solver: Any, length: int) -> float:
+    ids, gradients, cache = tokens(2, length), [], DynamicCache()
+    want = logits(hosted("llama", pathway), ids)
+    for each, given in ((undertow.Sequential(), None), (solver, cache)):
+        model = hosted("llama", pathway, solver=each)
+        got = model(ids, use_cache=given is not None, **{CACHE: given}).logits
+        got.square().mean().backward()
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        gradients.append(torch.cat([each.flatten() for each in found]))
+    lengths = {layer.get_seq_length() for layer in cache.layers}
+    assert lengths == {length}, f"tokens in the cache's layers: {lengths}"
+    return max(difference(got.detach(), want), difference(gradients[1], gradients[0]))
+
+
+def test_control_a_cache_that_two_passes_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostedBlock, "_filling", lambda self: self.calls)
+    with pytest.raises(AssertionError, match="tokens in the cache's layers"):
+        filling_error("t2mlr-middle", undertow.Sequential("adjoint(4)"), 1)
 
 
 # --- caches that do not hold this recurrence's states

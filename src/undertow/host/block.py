@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
+import functools
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 
 from undertow.errors import ConfigError
-from undertow.host.arguments import Call, Cutter, Group, replace
+from undertow.host.arguments import Call, CallLayout, Cutter, Group, Path, replace
 from undertow.host.checkpointing import checkpoints, is_reentrant, without_checkpointing
 from undertow.host.looping import HostedLoop, RunLayer
 from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
@@ -126,9 +127,7 @@ class HostedBlock(RecurrentBlock):
             nothing = self.initial.new_zeros(self.initial.shape[0], self.tokens, self.initial.shape[2])
             received = self.shift(nothing)
         if self.whole:
-            if last:
-                self.course.unfilled = False  # these calls fill the model's cache
-            return self._sites(start, stop, received, plain, self.calls if last else self._without_cache())
+            return self._sites(start, stop, received, plain, self._filling() if last else self._without_cache())
         assert self.rollout is not None
         with self.rollout.group(start, self.course.chain if torch.is_grad_enabled() else None) as group:
             output, readings = self._sites(start, stop, received, plain)
@@ -241,8 +240,7 @@ class HostedBlock(RecurrentBlock):
             present = self._present(start, stop)
             state = state if present is None else state * present
         if self._all(start, stop):
-            self.course.unfilled = False
-            output, readings = self._sites(start, stop, state, calls=self.calls)
+            output, readings = self._sites(start, stop, state, calls=self._filling())
         elif self.rollout is None:
             output, readings = self._sites(start, stop, state)
         else:
@@ -323,13 +321,30 @@ class HostedBlock(RecurrentBlock):
         with without_checkpointing(self.recording.layers[layer]):
             return self.recording.run_call(layer, hidden, call)
 
+    def _filling(self) -> list[Call]:
+        """The calls of the layers as the backbone made them; one pass alone fills its cache, however many a solver makes."""
+        if self.past == 0 and self.cache is not None and not self.course.unfilled:
+            return self._without_cache()
+        self.course.unfilled = False
+        return self.calls
+
     def _without_cache(self) -> list[Call]:
-        """The calls of the layers as the backbone made them, but for the cache."""
+        """The calls of the layers as the backbone made them, but for the cache and the room of a static one."""
+        tokens = self.hidden.shape[1]
         shared: dict[int, Call] = {}
+
+        def change(path: Path, value: Any, layout: CallLayout) -> Any:
+            if isinstance(value, Cache):
+                return None
+            axes = layout.axes.get(path, ()) if isinstance(value, torch.Tensor) else ()
+            if "key" in axes and value.shape[axes.index("key")] > tokens:
+                return value.narrow(axes.index("key"), 0, tokens)
+            return value
+
         calls = []
-        for call in self.calls:
+        for call, layout in zip(self.calls, self.layouts, strict=True):
             if id(call[1]) not in shared:
-                shared[id(call[1])] = replace(call, lambda path, value: None if isinstance(value, Cache) else value)
+                shared[id(call[1])] = replace(call, functools.partial(change, layout=layout))
             calls.append(shared[id(call[1])])
         return calls
 
