@@ -23,11 +23,12 @@ from helpers import (
     tokens,
     unhosted,
 )
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 import undertow
 from undertow.host import forward
 from undertow.host.attach import find_attachment
+from undertow.host.state import StateLayer
 from undertow.host.tokens import documents, present_states
 
 WITHOUT_POSITIONS = {"bloom", "mpt"}
@@ -253,6 +254,69 @@ def test_a_second_turn_after_answers_of_different_lengths(name: str, pathway: st
         fed = {CACHE: cache, "use_cache": True, "attention_mask": mask[:, :stop]}
         parts.append(logits(model, ids[:, start:stop], **part, **fed))
     assert worst(torch.cat(parts, dim=1), mask, lambda i: logits(model, ids[i][mask[i].bool()][None])) < SAME
+
+
+def own_mask(mask: torch.Tensor, document: torch.Tensor, start: int, stop: int, keys: int, kind: str) -> torch.Tensor:
+    """A 4-D mask of the user's own: causal, without padding, and each document for itself."""
+    room = (0, keys - mask.shape[1])
+    known, document = torch.nn.functional.pad(mask.bool(), room), torch.nn.functional.pad(document, room)
+    causal = torch.arange(keys) <= torch.arange(start, stop)[:, None]
+    seen = causal & known[:, None] & (document[:, None] == document[:, start:stop, None])
+    seen = seen[:, None]
+    return seen if kind == "bool" else torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+
+
+def own_mask_error(pathway: str, kind: str, cache: str, solver: undertow.solvers.Solver | None = None) -> float:
+    """Two rows with padding, also as the last cached token, and two documents in the second, by a mask of ones own."""
+    model, ids = hosted("llama", pathway), tokens(2, 12)
+    undertow.set_solver(model, prefill=solver)
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1, 0, 0, 1, 0, 1, 1], [1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 1]])
+    document = torch.tensor([[0] * 12, [0] * 7 + [1] * 5])
+    places = torch.stack([(m.cumsum(0) - 1).clamp(min=0) for m in mask])
+    places[1, 7:] -= places[1, 7].clone()
+    made: Any = StaticCache(model.config, 15) if cache == "static" else DynamicCache(config=model.config)
+    parts = []
+    for start, stop in ((0, 4), (4, 7), (7, 10), (10, 12)):
+        keys = 15 if cache == "static" else stop
+        given = own_mask(mask[:, :stop], document[:, :stop], start, stop, keys, kind)
+        fed = {CACHE: made, "use_cache": True, "attention_mask": given, "position_ids": places[:, start:stop]}
+        parts.append(logits(model, ids[:, start:stop], **fed))
+    got = torch.cat(parts, dim=1)
+    rows = [(0, 0), (1, 0), (1, 1)]
+    kept = [mask[row].bool() & (document[row] == number) for row, number in rows]
+    return max(
+        difference(got[row][keep][None], logits(model, ids[row][keep][None]))
+        for (row, _), keep in zip(rows, kept, strict=True)
+    )
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("pathway", PATHWAYS)
+def test_masks_of_ones_own_in_chunks(pathway: str, kind: str, cache: str) -> None:
+    assert own_mask_error(pathway, kind, cache) < SAME
+
+
+def test_control_a_mask_read_without_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateLayer, "since_real", lambda self: None)
+    assert own_mask_error("t2mlr-whole", "bool", "dynamic") > CHANGED
+
+
+@pytest.mark.parametrize("solver", [undertow.Scan(16), undertow.Jacobi(16)])
+@pytest.mark.parametrize("pathway", ["turboconn-3", "t2mlr-middle", "soft-token"])
+def test_a_static_cache_with_padding_and_a_parallel_prefill(pathway: str, solver: undertow.solvers.Solver) -> None:
+    """Its masks reach as far as it has room, the keys of a sweep as far as the tokens."""
+    model, (ids, mask) = hosted("llama", pathway), left_padded()
+    want = generate(model, ids, attention_mask=mask)
+    undertow.set_solver(model, prefill=solver)
+    assert torch.equal(generate(model, ids, attention_mask=mask, cache_implementation="static"), want)
+    assert own_mask_error(pathway, "float", "static", solver) < SAME
+
+
+def test_control_sweeps_with_masks_for_a_whole_static_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "narrow", lambda self, *where: self)
+    with pytest.raises(RuntimeError, match="must match"):
+        own_mask_error("t2mlr-middle", "float", "static", undertow.Scan(16))
 
 
 def test_control_an_order_that_counts_padding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from undertow.host.causality import check_masks
 from undertow.host.collecting import collecting
 from undertow.host.looping import HostedLoop
 from undertow.host.stack import Recording
-from undertow.host.state import Recent, state_layer
+from undertow.host.state import Recent, StateLayer, state_layer
 from undertow.host.tokens import Rows, active_tokens, documents, present_states, real_tokens, row_order
 from undertow.solvers import Sequential, Solver
 
@@ -64,7 +64,7 @@ class Forward:
             computed_in = computing_type(hidden)
             states = state_layer(cache, len(recording.layers), attachment.settings, pathway.lag, computed_in)
             recent = states.recent()
-        rows = self.rows(recording, cache, recent, past)
+        rows = self.rows(recording, cache, states, recent, past)
 
         def layers(start: int, stop: int, hidden: torch.Tensor) -> torch.Tensor:
             if loop is not None:
@@ -106,7 +106,9 @@ class Forward:
             loop.finish()
         return hidden
 
-    def rows(self, recording: Recording, cache: Cache | None, recent: Recent | None, past: int) -> Rows:
+    def rows(
+        self, recording: Recording, cache: Cache | None, states: StateLayer | None, recent: Recent | None, past: int
+    ) -> Rows:
         """What is known of the new tokens, by what the model and, where that does not say, its layers were given."""
         attachment = self.attachment
         assert attachment.pathway is not None
@@ -119,8 +121,10 @@ class Forward:
         active = active_tokens(real, self.inputs.get("recurrent_mask"), batch, tokens, past)
         order = row_order(real, recent is not None)
         document = None
-        if cache is None or not (plain or cache.is_compileable):  # a static cache is masked by the library
-            document = documents(given, places, masks, real, past, attachment.masks_by_positions)
+        # The library masks a static cache before the forward; a single token's mask there is not worth a look.
+        if cache is None or not (plain or (cache.is_compileable and tokens == 1)):
+            since = None if states is None else states.since_real()
+            document = documents(given, places, masks, real, past, attachment.masks_by_positions, since)
         cached = None if recent is None or recent[1] is None else recent[1][..., 0]
         present = present_states(active, document, cached, recent is not None, tokens, attachment.pathway.lag, order)
         return Rows(real, active, present, order)

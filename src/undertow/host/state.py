@@ -65,6 +65,14 @@ class StateLayer(Rows):
             states = states.clone()  # a graph may keep it, and the room is written to
         return states, None if self.all_present and missing <= 0 else known == PRESENT
 
+    def since_real(self) -> torch.Tensor | None:
+        """How many tokens back each row's last one is that is no padding, ``[B, 1]``; None where all are the last."""
+        if not self.is_initialized or not self.gaps:
+            return None
+        real = self.values[:, 0, : self.seen, 0] != PADDING
+        places = torch.arange(self.seen, 0, -1, device=real.device).expand_as(real)
+        return places.masked_fill(~real, self.seen + 1).amin(dim=1, keepdim=True)
+
     def append(self, states: torch.Tensor, rows: TokenRows) -> None:
         """Take in the states ``[B, T, W]`` of one whole forward over `rows`."""
         real, active = rows.real, rows.active

@@ -115,12 +115,14 @@ def documents(
     real: torch.Tensor | None,
     past: int,
     by_positions: bool,
+    since: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """The packed document of each new token, ``[B, T]``, as attention tells them apart; None for a single one.
 
     The library tells documents by their positions where it is given neither a mask nor a cache, and a mask of the user's own
     may keep them apart as it likes. Both show in what the layers attend to, `masks` ``[B, 1, T, keys]``: a document begins
     where a token does not attend to the one before. With `by_positions` attention makes no masks, and goes by the positions.
+    `since` ``[B, 1]`` is how far before the first new token each row's last cached one is that is no padding; None for 1.
     """
     if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
         return None
@@ -141,11 +143,12 @@ def documents(
     seen = torch.stack([mask[:, 0].expand(rows, -1, -1) for mask in masks if mask.shape[-1] == keys])
     tokens = seen.shape[2]
     place = torch.arange(tokens, device=seen.device).expand(seen.shape[1], -1)
+    first = place.new_full((place.shape[0], 1), -1) if since is None else -since.to(place.device).expand(place.shape[0], 1)
     if real is not None:
-        place = place.masked_fill(~real, -1)
-    first = place.new_full((place.shape[0], 1), -1)
-    before = torch.cat([first, place.cummax(1).values[:, :-1]], dim=1)  # the real token before each; -1 is a cached one
-    key = (before + keys - tokens).clamp(min=0)
+        place = place.masked_fill(~real, -1 - past)
+    # The real token before each; those below 0 are cached. The new tokens' keys are the last, but for a static cache's room.
+    before = torch.cat([first, place[:, :-1]], dim=1).cummax(1).values
+    key = (before + min(past, keys - tokens)).clamp(min=0)
     attends = seen.any(0).gather(2, key[..., None])[..., 0]
     begins = ~attends & (True if past else before >= 0)
     if real is not None:
