@@ -1,13 +1,14 @@
 """A looped model that carries a recurrence in time too."""
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from helpers import CACHE, CHANGED, ROUNDING, SAME, difference, generate, randomize, tokens
 from small_looped import looped, padded, run
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 import undertow
 from undertow import T2MLR, Looped, TurboConn
@@ -107,3 +108,75 @@ def test_mistakes() -> None:
         run(both("llama", "t2mlr-around"), tokens(1, 3), exit_rule=LatentDifference())
     with pytest.raises(undertow.ConfigError, match="depth is given, but"):
         run(time_only, tokens(1, 3), depth=3)
+
+
+# --- caches that another model filled, or that were left half-way
+
+
+def feed(model: Any, ids: torch.Tensor, cache: Any) -> torch.Tensor:
+    found: torch.Tensor = run(model, ids, use_cache=True, **{CACHE: cache}).logits
+    return found
+
+
+def test_a_cache_of_a_model_with_other_recurrences_is_refused() -> None:
+    """Of one axis, of both, or of a loop that enters its tokens otherwise."""
+    ids, time = tokens(2, 7), T2MLR(0, 3)
+    models = {
+        "both": both("llama", "t2mlr-whole"),
+        "depth": looped("llama"),
+        "no injection": looped("llama", "plain"),
+        "time": randomize(undertow.attach(undertow.detach(looped("llama")), time)),
+    }
+    for filler, other in itertools.product(models, models):
+        cache = DynamicCache()
+        feed(models[filler], ids[:, :5], cache)
+        if filler == other:
+            whole = run(models[other], ids, use_cache=False).logits
+            assert difference(feed(models[other], ids[:, 5:], cache), whole[:, 5:]) < SAME
+            continue
+        with pytest.raises(
+            undertow.DataError, match=r"the cache was filled|the cache holds 5 tokens but no recurrent states"
+        ):
+            feed(models[other], ids[:, 5:], cache)
+
+
+def interrupted(model: Any, layer: int) -> DynamicCache:
+    """A cache of four tokens in which a decoded one was stopped at a layer."""
+    cache = DynamicCache()
+    feed(model, tokens(2, 4), cache)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.model.layers[layer].register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        feed(model, tokens(2, 1), cache)
+    handle.remove()
+    return cache
+
+
+@pytest.mark.parametrize("make", [lambda: looped("llama"), lambda: both("llama", "t2mlr-whole")])
+def test_a_cache_that_was_left_half_way_is_refused(make: Any) -> None:
+    model = make()
+    for layer in (1, 2, 3):
+        with pytest.raises(undertow.DataError, match="holds 5 tokens but the loop's states of 4: a forward was interrupted"):
+            feed(model, tokens(2, 1), interrupted(model, layer))
+    assert feed(model, tokens(2, 1), interrupted(model, 0)).isfinite().all(), "control: nothing had been written"
+
+
+def test_a_looped_cache_that_was_changed_by_hand_is_refused() -> None:
+    model, ids = looped("llama"), tokens(2, 7)
+    caches = [DynamicCache() for _ in range(3)]
+    for cache in caches:
+        feed(model, ids, cache)
+    for layer in caches[0].layers[:-1]:
+        layer.keys, layer.values = layer.keys[..., :5, :], layer.values[..., :5, :]
+    with pytest.raises(undertow.DataError, match="holds 5 tokens but the loop's states of 7"):
+        feed(model, ids[:, 5:], caches[0])
+    with pytest.raises(undertow.DataError, match="holds 2 rows and this forward has 1; give as many"):
+        feed(model, ids[:1], caches[1])
+    with pytest.raises(undertow.DataError, match=r"crop is given 5; .* as crop\(-5\)"):
+        caches[2].crop(5)
+    caches[2].crop(-2)
+    whole = run(model, ids, use_cache=False).logits
+    assert difference(feed(model, ids[:, 5:], caches[2]), whole[:, 5:]) < SAME

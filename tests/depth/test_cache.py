@@ -168,7 +168,7 @@ def test_crop_and_continue() -> None:
     cache = DepthCache()
     forward(tokens[:, :6], cache)
     for layer in cache.layers:
-        layer.crop(3)
+        layer.crop(-3)
     found = forward(tokens[:, 3:], cache).logits
     assert torch.allclose(found, forward(tokens).logits[:, 3:], atol=SAME)
 

@@ -79,7 +79,12 @@ class Rows(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens. Their entries stay in the buffers until others overwrite them."""
-        self.seen = max(self.seen - abs(tokens_to_remove), 0)
+        if tokens_to_remove > 0:  # as the library's layers, for which this once was the length to keep
+            raise DataError(
+                f"crop is given {tokens_to_remove}; give the number of tokens to take back as a negative one, as "
+                f"crop(-{tokens_to_remove})"
+            )
+        self.seen = max(self.seen + tokens_to_remove, 0)
 
     def reset(self) -> None:
         self.keys = self.values = None
@@ -297,12 +302,23 @@ def begin(cache: Cache, layers: int, batch: int, limit: int, policy: CachePolicy
     `owner` is anything that compares equal for the forwards that one cache may serve, such as the loop's settings.
 
     Raises:
-        DataError: the cache holds tokens of another loop, or computed in another type.
+        DataError: the cache holds tokens of another loop, or computed in another type, or not the same everywhere.
     """
     ledger = depth_layers(cache, layers, policy)
+    room = [layer.keys.shape[3] for layer in cache.layers if isinstance(layer, DepthLayer) and layer.is_initialized]
+    if (held := min([int(cache.get_seq_length()), *room])) != ledger.seen:
+        raise DataError(
+            f"the cache holds {held} tokens but the loop's states of {ledger.seen}: a forward was interrupted, or only part "
+            "of the cache was changed; start with an empty one, and shorten it by crop"
+        )
     if ledger.seen and ledger.owner != owner:
         raise DataError(
             f"the cache was filled by {shown(ledger.owner)}, and this forward is of {shown(owner)}; start with an empty one"
+        )
+    if ledger.seen and len(ledger.keys) != batch:  # which would be broadcast
+        raise DataError(
+            f"the cache holds {len(ledger.keys)} rows and this forward has {batch}; give as many, or change the cache's by "
+            "batch_select_indices or batch_repeat_interleave"
         )
     ledger.owner = owner
     cursor = ledger.cursor

@@ -62,7 +62,9 @@ class Forward:
         states = recent = None
         if cache is not None:
             computed_in = computing_type(hidden)
-            states = state_layer(cache, len(recording.layers), attachment.settings, pathway.lag, computed_in)
+            states = state_layer(
+                cache, len(recording.layers), attachment.settings, pathway.lag, computed_in, loop is not None
+            )
             recent = states.recent()
         rows = self.rows(recording, cache, states, recent, past)
 

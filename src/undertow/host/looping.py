@@ -91,7 +91,9 @@ class HostedLoop:
         self.ledger: Ledger | None = None
         if cache is not None:
             loop = self.settings
-            owner = (f"a loop of layers {loop.prelude}, {loop.core}, {loop.coda}", computing_type(hidden))
+            kind = f"a loop of layers {loop.prelude}, {loop.core}, {loop.coda} with injection {loop.injection}"
+            kind += ("" if alone else f" beside {attachment.settings}") + (" and norm" if loop.norm else "")
+            owner = (kind, computing_type(hidden))
             self.ledger = begin(cache, len(recording.layers), batch, self.steps.total, owner=owner)
             past = self.ledger.seen
         self.past, self.batch, self.tokens = past, batch, tokens

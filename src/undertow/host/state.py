@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from undertow.depth.cache import Rows
+from undertow.depth.cache import Ledger, Rows
 from undertow.errors import DataError
 from undertow.host.tokens import Rows as TokenRows
 from undertow.host.tokens import last_real
@@ -107,14 +107,23 @@ class StateLayer(Rows):
         self.all_present, self.gaps = True, False
 
 
-def state_layer(cache: Cache, layers: int, recurrence: Any, lag: int, computed_in: torch.dtype) -> StateLayer:
+def state_layer(
+    cache: Cache, layers: int, recurrence: Any, lag: int, computed_in: torch.dtype, looped: bool = False
+) -> StateLayer:
     """The state layer of `cache`, appended behind the model's `layers` if nothing is cached yet.
+
+    `looped` says that the model has a recurrence in depth too.
 
     Raises:
         DataError: the cache holds tokens without this recurrence's states.
     """
     past = int(cache.get_seq_length())
     layer = next((layer for layer in cache.layers[layers:] if isinstance(layer, StateLayer)), None)
+    if not looped and any(isinstance(each, Ledger) for each in cache.layers[layers:]):
+        raise DataError(
+            "the cache was filled by a model with a recurrence in depth, which this one has not; start with an empty cache "
+            "and give this model all tokens"
+        )
     if past == 0 and (layer is None or not layer.seen):
         cache.layers[layers:] = [other for other in cache.layers[layers:] if other is not layer]
         return add_state_layer(cache, layers, recurrence, lag, computed_in)
