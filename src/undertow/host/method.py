@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 
@@ -18,6 +19,12 @@ class InstanceMethod:
     def __init__(self, function: Callable[..., Any], owner: Any, name: str | None = None) -> None:
         self.__func__, self.__self__ = function, owner
         self.__name__ = name or function.__name__
+
+    @property
+    def __code__(self) -> CodeType:
+        """What torch.export looks at."""
+        code: CodeType = self.__func__.__code__
+        return code
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__func__(self.__self__, *args, **kwargs)
