@@ -187,6 +187,7 @@ def test_a_recurrence_that_was_deleted_is_an_error() -> None:
 @pytest.mark.parametrize("keep", [True, False])
 def test_accelerates_wrappers_of_a_forward_come_and_go(keep: bool) -> None:
     model, want = hosted("llama", "turboconn-1"), logits(hosted("llama", "turboconn-1"), IDS)
+    AcceleratorState._reset_state(reset_partial_state=True)  # one per process, which other tests may have made
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
     prepared = accelerator.prepare(model)
     assert difference(logits(prepared, IDS), want) < 1, "in bf16"
