@@ -182,7 +182,7 @@ def test_control_a_state_that_stops_where_positions_jump(monkeypatch: pytest.Mon
     inputs["attention_mask"] = torch.ones_like(ids)
     whole = logits(model, ids, **inputs)
     cut = torch.tensor([[0] * 5 + [1] * 4] * 2)
-    monkeypatch.setattr(forward, "documents", lambda *args: cut)
+    monkeypatch.setattr(forward, "present_states", lambda active, document, *rest: present_states(active, cut, *rest))
     assert difference(logits(model, ids, **inputs)[:, 5:], whole[:, 5:]) > CHANGED
 
 

@@ -116,7 +116,8 @@ class Forward:
         assert attachment.pathway is not None
         batch, tokens = recording.hidden.shape[:2]
         given, places = self.inputs.get("attention_mask"), self.inputs.get("position_ids")
-        plain = given is None or (isinstance(given, torch.Tensor) and given.ndim == 2)
+        of_padding = isinstance(given, torch.Tensor) and given.ndim == 2
+        plain = given is None or of_padding
         masks = attention_masks(recording.calls, attachment.layouts) if tokens > 1 or not plain else []
         check_masks(attachment.owners.model, masks, tokens, past)
         real = real_tokens(given, masks, batch, tokens, past)
@@ -124,7 +125,7 @@ class Forward:
         order = row_order(real, recent is not None)
         document = None
         # The library masks a static cache before the forward; a single token's mask there is not worth a look.
-        if cache is None or not (plain or (cache.is_compileable and tokens == 1)):
+        if not of_padding and (cache is None or not (plain or (cache.is_compileable and tokens == 1))):
             since = None if states is None else states.since_real()
             document = documents(given, places, masks, real, past, attachment.masks_by_positions, since)
         cached = None if recent is None or recent[1] is None else recent[1][..., 0]

@@ -119,13 +119,12 @@ def documents(
 ) -> torch.Tensor | None:
     """The packed document of each new token, ``[B, T]``, as attention tells them apart; None for a single one.
 
-    The library tells documents by their positions where it is given neither a mask nor a cache, and a mask of the user's own
-    may keep them apart as it likes. Both show in what the layers attend to, `masks` ``[B, 1, T, keys]``: a document begins
-    where a token does not attend to the one before. With `by_positions` attention makes no masks, and goes by the positions.
+    The library tells documents by their positions where it is given neither a mask nor a cache, and a 4-D mask of the user's
+    own may keep them apart as it likes; beside one of padding alone there is a single document. Both show in what the layers
+    attend to, `masks` ``[B, 1, T, keys]``: a document begins where a token does not attend to the one before. With
+    `by_positions` attention makes no masks, and goes by the positions.
     `since` ``[B, 1]`` is how far before the first new token each row's last cached one is that is no padding; None for 1.
     """
-    if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
-        return None
     if attention_mask is None:
         if position_ids is None or position_ids.shape[-1] == 1:
             return None
@@ -136,10 +135,8 @@ def documents(
             return found
     if not masks:
         return None
-    rows, keys = (
-        len(masks[0]),
-        max(mask.shape[-1] for mask in masks),
-    )  # a layer with a sliding window does not see all that others do
+    rows = max(len(mask) for mask in masks)
+    keys = max(mask.shape[-1] for mask in masks)  # a layer with a sliding window does not see all that others do
     seen = torch.stack([mask[:, 0].expand(rows, -1, -1) for mask in masks if mask.shape[-1] == keys])
     tokens = seen.shape[2]
     place = torch.arange(tokens, device=seen.device).expand(seen.shape[1], -1)
