@@ -51,10 +51,9 @@ def install(owners: Owners) -> None:
     """Put methods on a model and its backbone, and a hook on that."""
     model, backbone = owners.model, owners.backbone
     for module, function in ((model, call_model), (backbone, call_backbone)):
-        if "forward" in vars(module) and not isinstance(
-            vars(module)["forward"], InstanceMethod
-        ):  # none of ours, left behind
-            vars(module)[EARLIER] = vars(module)["forward"]
+        earlier = vars(module).get("forward")
+        if earlier is not None and not isinstance(earlier, InstanceMethod):  # which would be one of ours, left behind
+            vars(module)[EARLIER] = earlier
         module.forward = InstanceMethod(function, module, "forward")
     vars(model)[OWNERS] = owners
     model._validate_model_kwargs = InstanceMethod(_validate_model_kwargs, model)  # type: ignore[assignment]
