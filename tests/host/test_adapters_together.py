@@ -1,13 +1,15 @@
 """Adapters of recurrences without parameters, solvers, batches of several adapters, and taking adapters off again."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import tiny
 import torch
-from helpers import CHANGED, ROUNDING, difference, generate, logits, tokens, unhosted
+from helpers import CHANGED, ROUNDING, difference, generate, hosted, logits, tokens, unhosted
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -235,3 +237,14 @@ def test_detaching_what_adapters_hold_is_refused(base: Path) -> None:
         beside = trained(base, undertow.T2MLR(1, 2), 1)
     plain = undertow.detach(beside)
     assert not has_recurrence(plain) and "save_pretrained" not in vars(beside.base_model.model)
+
+
+def test_an_adapter_that_cannot_tell_of_the_recurrence_says_so() -> None:
+    ids = torch.arange(2, 11)[None]
+    ia3 = peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM")
+    with pytest.warns(UserWarning, match="IA3, whose folder does not tell of the recurrence"):
+        logits(peft.get_peft_model(hosted("llama", "t2mlr-whole"), ia3), ids)
+    lora = peft.LoraConfig(target_modules=["k_proj"], modules_to_save=["recurrence"], task_type="CAUSAL_LM")
+    with warnings.catch_warnings():  # the control: LoRA's folder does
+        warnings.simplefilter("error", UserWarning)
+        logits(peft.get_peft_model(hosted("llama", "t2mlr-whole"), lora), ids)
