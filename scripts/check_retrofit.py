@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 
 import undertow
 from undertow.config import from_mapping, load_yaml
-from undertow.evaluation.accuracy import generate
-from undertow.tasks import encode_prompt
-from undertow.training.build import load, quiet_libraries
-from undertow.training.recipe import Recipe
+from undertow.lab.evaluation.accuracy import generate
+from undertow.lab.tasks import encode_prompt
+from undertow.lab.training.build import load, quiet_libraries
+from undertow.lab.training.recipe import Recipe
 
 PROBLEMS, NEW_TOKENS = 16, 12
 

@@ -17,9 +17,9 @@ from importlib import metadata
 from pathlib import Path
 
 import undertow
-from undertow.evaluation.report import table
-from undertow.evaluation.zero_shot import zero_shot_scores
-from undertow.training.build import load, quiet_libraries
+from undertow.lab.evaluation.report import table
+from undertow.lab.evaluation.zero_shot import zero_shot_scores
+from undertow.lab.training.build import load, quiet_libraries
 
 COMMON = """
 dataset_path: json

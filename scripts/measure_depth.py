@@ -37,11 +37,11 @@ from undertow.depth import (
 )
 from undertow.depth.cache import CACHE
 from undertow.depth.speculative import generate_speculative
-from undertow.evaluation.depth import depths_of, get_depth
-from undertow.evaluation.report import table
-from undertow.tasks import TaskDataset
-from undertow.training.build import load, quiet_libraries
-from undertow.training.recipe import Recipe
+from undertow.lab.evaluation.depth import depths_of, get_depth
+from undertow.lab.evaluation.report import table
+from undertow.lab.tasks import TaskDataset
+from undertow.lab.training.build import load, quiet_libraries
+from undertow.lab.training.recipe import Recipe
 
 RULES: tuple[ExitRule, ...] = (
     LatentDifference(0.1),

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from undertow import set_solver
-from undertow.benchmark.candidates import prefill_solvers
-from undertow.benchmark.timing import interleaved, timed
-from undertow.evaluation.report import table
-from undertow.evaluation.run import seed_folders
+from undertow.lab.benchmark.candidates import prefill_solvers
+from undertow.lab.benchmark.timing import interleaved, timed
+from undertow.lab.evaluation.report import table
+from undertow.lab.evaluation.run import seed_folders
+from undertow.lab.training.build import load
+from undertow.lab.training.folder import MODEL, versions
 from undertow.solvers import Solver
-from undertow.training.build import load
-from undertow.training.folder import MODEL, versions
 
 
 @torch.inference_mode()

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from undertow.evaluation.report import table
-from undertow.tasks import GroupRetrieval, PadCollator, model_inputs
-from undertow.tasks.encode import encode
-from undertow.training.build import load, quiet_libraries
-from undertow.training.run import load_recipe
+from undertow.lab.evaluation.report import table
+from undertow.lab.tasks import GroupRetrieval, PadCollator, model_inputs
+from undertow.lab.tasks.encode import encode
+from undertow.lab.training.build import load, quiet_libraries
+from undertow.lab.training.run import load_recipe
 
 
 @torch.no_grad()

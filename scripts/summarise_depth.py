@@ -15,8 +15,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from undertow.evaluation.report import table
-from undertow.evaluation.run import seed_folders
+from undertow.lab.evaluation.report import table
+from undertow.lab.evaluation.run import seed_folders
 
 LOSS = re.compile(r"eval_depth_(\d+)_loss")
 

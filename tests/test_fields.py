@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import undertow
 from undertow import T2MLR, Auto, Chunked, ConfigError, Jacobi, Looped, Scan, Sequential, SoftToken, TurboConn, fields
 from undertow.depth import ArgmaxStability, DepthCache, FixedDepth, LatentDifference, LearnedGate, SampledDepth, Steps
-from undertow.evaluation.run import evaluate
+from undertow.lab.evaluation.run import evaluate
+from undertow.lab.training.run import load_recipe
 from undertow.paths import takes_paths
 from undertow.pathways import Recurrence
-from undertow.training.run import load_recipe
 
 PAIR = ((3, 0),)
 WRONG: dict[str, Callable[[], Any]] = {

@@ -10,10 +10,10 @@ import undertow
 from undertow import manifest
 from undertow.errors import CheckpointError
 from undertow.files import MANIFEST, remove_leftovers, replacing_folder
+from undertow.lab.tasks import character_tokenizer
+from undertow.lab.training.build import from_scratch, load
+from undertow.lab.training.recipe import ModelSection
 from undertow.manifest import check_manifest, check_model, write_manifest
-from undertow.tasks import character_tokenizer
-from undertow.training.build import from_scratch, load
-from undertow.training.recipe import ModelSection
 
 
 def flipped(path: Path) -> None:

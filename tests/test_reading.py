@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 
 from undertow.config import from_mapping, load_config
 from undertow.errors import CheckpointError, ConfigError, UndertowError
-from undertow.evaluation.accuracy import read_accuracies
-from undertow.evaluation.loss import read_loss
+from undertow.lab.evaluation.accuracy import read_accuracies
+from undertow.lab.evaluation.loss import read_loss
+from undertow.lab.training import Recipe
+from undertow.lab.training.log import read_log
 from undertow.reading import (
     NESTED,
     MalformedError,
@@ -31,8 +33,6 @@ from undertow.reading import (
     read_lines,
     read_text,
 )
-from undertow.training import Recipe
-from undertow.training.log import read_log
 
 
 def told(call: Callable[..., Any], *arguments: Any) -> str:

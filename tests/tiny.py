@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 import undertow
 from undertow.config import from_mapping
-from undertow.training import Recipe
-from undertow.training.log import RunLog, read_log
+from undertow.lab.training import Recipe
+from undertow.lab.training.log import RunLog, read_log
 
 TURBOCONN: dict[str, Any] = {"kind": "turboconn", "connections": [[1, 0]], "lag": 1, "alpha": 1.0, "rank": 8}
 T2MLR: dict[str, Any] = {"kind": "t2mlr", "first_layer": 0, "last_layer": 1}

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from undertow.evaluation.report import table
-from undertow.training.run import versions
+from undertow.lab.evaluation.report import table
+from undertow.lab.training.run import versions
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

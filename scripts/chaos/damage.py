@@ -59,7 +59,7 @@ def damages(path: Path) -> dict[str, Damage]:
 
 def stop_in_a_step() -> None:
     """Have this process killed when the step has been taken, before anything more is written."""
-    import undertow.training.run as training
+    import undertow.lab.training.run as training
 
     class Stopping(training.RunLog):  # type: ignore[name-defined, misc]
         def on_step_end(self, args, state, control, **rest):  # type: ignore[no-untyped-def]

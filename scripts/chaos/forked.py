@@ -197,9 +197,9 @@ def warm_up() -> None:
     import torch
 
     import undertow.cli.main
-    import undertow.evaluation.figures
-    import undertow.evaluation.run
-    import undertow.evaluation.study
-    import undertow.training.run  # noqa: F401
+    import undertow.lab.evaluation.figures
+    import undertow.lab.evaluation.run
+    import undertow.lab.study.study
+    import undertow.lab.training.run  # noqa: F401
 
     torch.set_num_threads(1)

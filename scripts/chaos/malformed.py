@@ -30,10 +30,10 @@ import torch
 from malformed_inputs import cases
 from malformed_recipes import STUDY, TRAINED, dumped
 
-import undertow.analysis.run
-import undertow.evaluation.study
-import undertow.training.convert
-import undertow.training.dry_run  # noqa: F401
+import undertow.lab.inspections.run
+import undertow.lab.study.study
+import undertow.lab.training.convert
+import undertow.lab.training.dry_run  # noqa: F401
 from undertow.cli.main import main as command_line
 
 REFUSED_WITHIN, CPU, WALL, MEMORY = 2.0, 20, 120, 3 << 30

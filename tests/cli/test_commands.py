@@ -11,9 +11,9 @@ import tiny
 import yaml
 
 from undertow.cli.main import main
-from undertow.evaluation import demo as demo_module
-from undertow.evaluation import study as study_module
-from undertow.training.run import load_recipe
+from undertow.lab.evaluation import demo as demo_module
+from undertow.lab.evaluation import study as study_module
+from undertow.lab.training.run import load_recipe
 
 
 def output_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

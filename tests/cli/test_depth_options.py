@@ -11,11 +11,11 @@ from small_huginn import small
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from undertow.cli.main import main
-from undertow.evaluation import run as evaluation
-from undertow.evaluation.depth import get_depth
 from undertow.host.attach import find_attachment
-from undertow.tasks import character_tokenizer
-from undertow.training import train
+from undertow.lab.evaluation import run as evaluation
+from undertow.lab.evaluation.depth import get_depth
+from undertow.lab.tasks import character_tokenizer
+from undertow.lab.training import train
 
 TOKENIZER = character_tokenizer("".join(chr(65 + i) for i in range(40)))
 
@@ -81,7 +81,7 @@ def test_a_loss_at_a_depth(tmp_path: Path) -> None:
 
 
 def test_zero_shot_at_a_depth(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = pytest.importorskip("undertow.evaluation.zero_shot")
+    module = pytest.importorskip("undertow.lab.evaluation.zero_shot")
     seen = []
     monkeypatch.setattr(module, "zero_shot_scores", lambda model, *_: seen.append(get_depth(model)) or {"t": {"acc": 0.5}})
     for options in ([], ["--depth=7"]):

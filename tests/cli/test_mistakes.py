@@ -14,7 +14,7 @@ import torch
 
 from undertow.cli.main import main
 from undertow.config import save_yaml
-from undertow.training.run import run_folder
+from undertow.lab.training.run import run_folder
 
 CONNECTIONS = "--recurrence.connections="
 
@@ -238,7 +238,7 @@ def test_a_mistake_of_ours_is_not_taken_for_the_users(path: str, monkeypatch: py
     def broken(*_: object) -> None:
         raise AttributeError("a bug")
 
-    monkeypatch.setattr("undertow.training.run.train", broken)
+    monkeypatch.setattr("undertow.lab.training.run.train", broken)
     with pytest.raises(AttributeError):
         main(["train", path])
 
@@ -287,7 +287,7 @@ def test_the_last_resort(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("undertow.training.run.load_recipe", fail)
+    monkeypatch.setattr("undertow.lab.training.run.load_recipe", fail)
     assert expected in refused(["train", path])
 
 
@@ -297,6 +297,6 @@ def test_a_fault_of_ours_keeps_its_traceback(path: str, monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr("undertow.training.run.load_recipe", fail)
+    monkeypatch.setattr("undertow.lab.training.run.load_recipe", fail)
     with pytest.raises(RuntimeError, match="mat1"):
         main(["train", path])

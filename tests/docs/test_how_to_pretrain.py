@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from undertow.cli.main import main
-from undertow.tasks import TASKS
+from undertow.lab.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to-pretrain.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import undertow
 from undertow.cli.main import main
-from undertow.tasks import character_tokenizer
+from undertow.lab.tasks import character_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to-retrofit.md").read_text(encoding="utf-8")
@@ -41,7 +41,7 @@ def base(tmp_path: Path) -> Path:
 
 def test_the_python_blocks_run(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert len(blocks) == 4 and NAMED in blocks[0]  # the fourth stands in tests/training/test_sft.py
+    assert len(blocks) == 4 and NAMED in blocks[0]  # the fourth stands in tests/lab/training/test_sft.py
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(blocks[0].replace(NAMED, str(base)), names)

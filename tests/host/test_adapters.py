@@ -17,13 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 import undertow
 from undertow.errors import CheckpointError
-from undertow.evaluation.run import continue_prompt, evaluate
 from undertow.host.adapters import RecurrentLoraConfig
 from undertow.host.attach import find_attachment
-from undertow.tasks import character_tokenizer
-from undertow.training import train
-from undertow.training.build import from_scratch, load
-from undertow.training.recipe import ModelSection
+from undertow.lab.evaluation.run import continue_prompt, evaluate
+from undertow.lab.tasks import character_tokenizer
+from undertow.lab.training import train
+from undertow.lab.training.build import from_scratch, load
+from undertow.lab.training.recipe import ModelSection
 
 IDS = tokens(2, 9)
 CARRIED = {"turboconn": PATHWAYS["turboconn-3"], "t2mlr": PATHWAYS["t2mlr-middle"], "soft-token": undertow.SoftToken(0.3)}

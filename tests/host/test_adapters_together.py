@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM
 
 import undertow
 from undertow.errors import ConfigError
-from undertow.evaluation.run import evaluate
 from undertow.host import adapters
 from undertow.host.attach import find_attachment, has_recurrence
-from undertow.tasks import character_tokenizer
-from undertow.training import train
-from undertow.training.build import from_scratch, load
-from undertow.training.recipe import ModelSection
+from undertow.lab.evaluation.run import evaluate
+from undertow.lab.tasks import character_tokenizer
+from undertow.lab.training import train
+from undertow.lab.training.build import from_scratch, load
+from undertow.lab.training.recipe import ModelSection
 
 IDS = tokens(2, 9)
 LOOP = undertow.Looped((0,), (1, 2), (3,), depth=3, injection="none")

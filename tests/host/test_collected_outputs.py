@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 import undertow
 from undertow import ConfigError, Looped, UnsupportedArchitectureError
-from undertow.analysis.probes import recording
 from undertow.depth import LatentDifference
+from undertow.lab.inspections.probes import recording
 from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential, Solver
 
 SOLVERS: dict[str, Solver] = {

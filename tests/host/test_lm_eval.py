@@ -7,7 +7,7 @@ import torch
 from helpers import hosted
 from torch.nn import functional as F
 
-from undertow.tasks import character_tokenizer
+from undertow.lab.tasks import character_tokenizer
 
 pytest.importorskip("lm_eval")
 

@@ -315,7 +315,7 @@ def test_forward_refuses_what_it_does_not_read() -> None:
         "num_steps": (4, "give it as depth"),
         "input_states": (torch.zeros(1, 4, 32), "initial"),
         "init_scale": (0.5, "initial"),
-        "output_hidden_states": (True, "undertow.analysis"),
+        "output_hidden_states": (True, "undertow.lab.inspections"),
         "output_attentions": (True, "leave it out"),
         "return_dict": (False, "fields"),
     }

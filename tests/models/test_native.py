@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 
 import undertow
 from undertow.errors import ConfigError
+from undertow.lab.training import train
+from undertow.lab.training.build import build
 from undertow.models import LSTMConfig, LSTMForCausalLM, PauseForCausalLM, with_pauses
-from undertow.training import train
-from undertow.training.build import build
 
 IDS = torch.randint(2, 30, (2, 9), generator=torch.Generator().manual_seed(1))
 

@@ -13,14 +13,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    from undertow.benchmark import Bench, bench
     from undertow.config import apply_overrides, from_mapping
+    from undertow.lab.benchmark import Bench, bench
 
     print(bench(from_mapping(Bench, apply_overrides({}, overrides)), options.output))
 
 
 def settings() -> type:
-    from undertow.benchmark import Bench
+    from undertow.lab.benchmark import Bench
 
     return Bench
 

@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    from undertow.evaluation.chains import write_chains
+    from undertow.lab.evaluation.chains import write_chains
 
     print(write_chains(options.run, options.output, options.temperature, options.max_new_tokens, options.batch))
 

@@ -48,6 +48,6 @@ def refuse_settings(command: str, overrides: list[str]) -> None:
 
 
 def recipe_settings() -> type:
-    from undertow.training.recipe import Recipe
+    from undertow.lab.training.recipe import Recipe
 
     return Recipe

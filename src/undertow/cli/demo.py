@@ -13,7 +13,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    from undertow.evaluation.demo import demo
+    from undertow.lab.evaluation.demo import demo
 
     print(demo(options.output))
 

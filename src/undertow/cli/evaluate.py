@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     if options.tasks is not None:
-        from undertow.evaluation.zero_shot import zero_shot
+        from undertow.lab.evaluation.zero_shot import zero_shot
 
         if overrides:
             raise ConfigError(f"{overrides[0]} is a setting of a recipe, which --tasks have none of; leave it out")
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     for override in overrides:
         if not override.startswith(("--task.", "--task=", "--evaluation.", "--evaluation=")):
             raise ConfigError(f"{override} says how a model is made, and this one is made already; leave it out")
-    from undertow.evaluation.run import evaluate
+    from undertow.lab.evaluation.run import evaluate
 
     data = []
     if options.data is not None:

@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    from undertow.evaluation.run import continue_prompt
+    from undertow.lab.evaluation.run import continue_prompt
 
     print(continue_prompt(options.run, options.prompt, options.max_new_tokens, options.temperature, options.depth))
 

@@ -43,8 +43,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def texts(options: argparse.Namespace, overrides: list[str]) -> list[str]:
-    from undertow.analysis import compare
-    from undertow.analysis import run as analysis
+    from undertow.lab.inspections import compare
+    from undertow.lab.inspections import run as analysis
 
     what, output = options.what, options.output or options.run[0]
     examples: Any = {"choices": 256}.get(what, 16) if options.examples is None else options.examples
@@ -64,7 +64,7 @@ def texts(options: argparse.Namespace, overrides: list[str]) -> list[str]:
     if what == "probes":
         return [analysis.inspect_probes(path, options.baseline, examples) for path in options.run]
     if what == "depth":
-        from undertow.analysis.inspect_depth import inspect_depth
+        from undertow.lab.inspections.inspect_depth import inspect_depth
 
         return [inspect_depth(path, examples) for path in options.run]
     return [analysis.inspect_fidelity(path, examples) for path in options.run]

@@ -19,8 +19,8 @@ from undertow.cli.inspect import INSPECT
 from undertow.cli.study import STUDY
 from undertow.cli.train import TRAIN
 from undertow.errors import Interrupted, UndertowError
+from undertow.lab.signals import hearing, stop
 from undertow.reading import is_text
-from undertow.signals import hearing, stop
 
 ALL: Sequence[Command] = (TRAIN, EVAL, STUDY, GENERATE, CHAINS, INSPECT, CONVERT, BENCH, DEMO)
 COMMANDS = {command.name: command for command in ALL}

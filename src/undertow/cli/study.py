@@ -14,13 +14,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     from undertow.config import load_config
-    from undertow.evaluation.study import Study, study
+    from undertow.lab.study.study import Study, study
 
     print(study(load_config(Study, options.study, overrides)))
 
 
 def settings() -> type:
-    from undertow.evaluation.study import Study
+    from undertow.lab.study.study import Study
 
     return Study
 

@@ -14,12 +14,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    from undertow.evaluation.run import check_recipe, check_test, evaluate
-    from undertow.training.run import load_recipe, run_folder, train
+    from undertow.lab.evaluation.run import check_recipe, check_test, evaluate
+    from undertow.lab.training.run import load_recipe, run_folder, train
 
     recipe = load_recipe(options.recipe, overrides)
     if options.dry_run:
-        from undertow.training.dry_run import dry_run
+        from undertow.lab.training.dry_run import dry_run
 
         check_test(recipe)
         print(dry_run(recipe))

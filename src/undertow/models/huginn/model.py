@@ -38,7 +38,7 @@ UNREAD: dict[str, tuple[tuple[Any, ...], str]] = {
     "num_steps": ((None,), "give it as depth"),
     "input_states": ((None,), "give them as initial"),
     "init_scale": ((None, 1), "give scaled states as initial"),
-    "output_hidden_states": ((None, False), "give watch, or use undertow.analysis.inspect_depth, to see the states"),
+    "output_hidden_states": ((None, False), "give watch, or use undertow.lab.inspections.inspect_depth, to see the states"),
     "output_attentions": ((None, False), "leave it out, as attention weights are never formed"),
     "recurrent_mask": ((None,), "leave it out, as there is no recurrence in time"),
     "return_dict": ((None, True), "leave it out and read the output's fields, such as logits"),

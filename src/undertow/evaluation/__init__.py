@@ -1,6 +1,0 @@
-"""What a trained model can do: accuracy by length, the loss a token, tables and figures."""
-
-from undertow.evaluation.accuracy import Accuracy, accuracy_by_length
-from undertow.evaluation.loss import Loss, loss_per_token
-
-__all__ = ["Accuracy", "Loss", "accuracy_by_length", "loss_per_token"]

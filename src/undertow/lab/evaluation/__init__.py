@@ -1,0 +1,6 @@
+"""What a trained model can do: accuracy by length, the loss a token, tables and figures."""
+
+from undertow.lab.evaluation.accuracy import Accuracy, accuracy_by_length
+from undertow.lab.evaluation.loss import Loss, loss_per_token
+
+__all__ = ["Accuracy", "Loss", "accuracy_by_length", "loss_per_token"]

@@ -1,0 +1,182 @@
+"""`undertow inspect depth RUN`: everything that the iterations of a finished run's model do, in tables and figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from undertow.config import to_mapping
+from undertow.depth.exits import (
+    ArgmaxStability,
+    Cosine,
+    EntropyDifference,
+    ExitRule,
+    KLDivergence,
+    LatentDifference,
+    LearnedGate,
+    MinPKL,
+)
+from undertow.files import write_text
+from undertow.host.attach import find_attachment, recurs_in_time
+from undertow.lab.evaluation.accuracy import accuracy_by_length
+from undertow.lab.evaluation.depth import at_depth, get_depth
+from undertow.lab.evaluation.report import percent, table
+from undertow.lab.inspections.depth import (
+    behaviours,
+    convergence,
+    iteration_logits,
+    iteration_states,
+    loss_by_depth,
+    measure_exits,
+    path_independence,
+    principal_components,
+)
+from undertow.lab.inspections.depth_figures import convergence_figure, depth_figure, exits_figure, trajectories_figure
+from undertow.lab.inspections.run import first_items, first_seed
+from undertow.lab.tasks import PadCollator, real_tokens
+from undertow.lab.training.recipe import Recipe
+from undertow.models import HuginnForCausalLM
+from undertow.paths import takes_paths
+
+RULES: tuple[ExitRule, ...] = (
+    LatentDifference(0.03),
+    Cosine(1e-3),
+    KLDivergence(5e-4),
+    MinPKL(1e-5),
+    EntropyDifference(1e-3),
+    ArgmaxStability(5),
+)
+# Shares of the trained mean at which things are measured, and how much deeper than it "to the end" is.
+SHARES, END = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0), 4
+CHOSEN = 3  # tokens whose trajectories are drawn
+
+
+@takes_paths
+def inspect_depth(run: Path, examples: int) -> str:
+    """Inspect the first seed's model on the first held-out examples of its task; writes `depth/` into its folder.
+
+    Raises:
+        CheckpointError: there is no finished run.
+        ConfigError: its model has no recurrence in depth, or there are no examples.
+    """
+    folder, recipe, model, tokenizer = first_seed(run, examples)
+    mean = get_depth(model)
+    depths = sorted({max(1, round(share * mean)) for share in SHARES})
+    batch = PadCollator(tokenizer)(first_items(recipe.task, "valid", tokenizer, examples))
+    model.eval()
+
+    results: dict[str, Any] = {"mean": mean, "loss_by_depth": loss_by_depth(model, batch, depths)}
+    scored = recipe.task.measured_by != "loss"
+    results["accuracy_by_depth"] = accuracy_by_depth(model, tokenizer, recipe, depths, examples) if scored else {}
+    output = folder / "depth"
+    depth_figure({"held-out loss": results["loss_by_depth"]}, output / "loss.png", "loss", mean)
+    if scored:
+        depth_figure({"accuracy": results["accuracy_by_depth"]}, output / "accuracy.png", "accuracy", mean)
+    text = depth_report(results)
+    if recurs_in_time(model):
+        text += "\n\nNo exits and states here: beside a recurrence in time the loop runs again and again."
+    else:
+        found, more = inspect_states(model, tokenizer, batch, mean, output)
+        results, text = results | found, f"{text}\n\n{more}"
+    write_text(output / "depth.json", json.dumps(results, indent=1) + "\n")
+    write_text(output / "depth.md", text + "\n")
+    return f"{text}\n\nFigures: {output}"
+
+
+def inspect_states(model: Any, tokenizer: Any, batch: Any, mean: int, output: Path) -> tuple[dict[str, Any], str]:
+    """What becomes of each token's state, and when exit rules stop it: measures, tables, and figures in `output`."""
+    end = END * mean
+    exits = measure_exits(model, batch, rules_for(model), end)
+    states = iteration_states(model, batch, end)
+    distances = convergence(states)
+    kinds = behaviours(states)
+    real = real_tokens(batch)
+    start = int(real[0].long().argmax())  # the first row without its padding, on either side
+    row = slice(start, start + int(real[0].sum()))
+    ids = batch["input_ids"][0, row]
+    words = [str(tokenizer.decode([int(token)])) or "·" for token in ids]
+    lens = iteration_logits(model, batch, mean)[:, 0, row]
+
+    exits_figure(exits, output / "exits.png")
+    convergence_figure(distances[:, 0, row], words, output / "convergence.png")
+    chosen = sorted(range(len(words)), key=lambda i: -float(distances[-2, 0, start + i]))[:CHOSEN]
+    trajectories_figure(principal_components(states)[:, 0, row], words, kinds[0][row], chosen, output / "trajectories.png")
+    counted = [
+        kind for kept, found in zip(real.tolist(), kinds, strict=True) for k, kind in zip(kept, found, strict=True) if k
+    ]
+    results: dict[str, Any] = {
+        "exits": [dataclasses.asdict(result) | {"rule": to_mapping(result.rule)} for result in exits],
+        "distance_to_the_end": [float(d[real].mean()) for d in distances],
+        # Without noise there is one start only, and nothing to compare.
+        "distance_between_starts": path_independence(model, batch, end) if starts_from_noise(model) else None,
+        "behaviours": {kind: counted.count(kind) / len(counted) for kind in ("fixed point", "orbit", "slider")},
+    }
+    return results, states_report(results, mean, lens, words, tokenizer, exits)
+
+
+def starts_from_noise(model: Any) -> bool:
+    """Whether the first states are drawn."""
+    return isinstance(model, HuginnForCausalLM) or find_attachment(model).looped.injection != "none"  # type: ignore[union-attr]
+
+
+def rules_for(model: Any) -> tuple[ExitRule, ...]:
+    """The rules that the model can be run with."""
+    loop = None if isinstance(model, HuginnForCausalLM) else find_attachment(model).loop
+    return RULES if loop is None or loop.gate is None else (*RULES, LearnedGate(0.5))
+
+
+def accuracy_by_depth(model: Any, tokenizer: Any, recipe: Recipe, depths: list[int], examples: int) -> dict[int, float]:
+    """Share of right answers, or of sequences all of whose labels are right, over the recipe's lengths at each depth."""
+    found = {}
+    for depth in depths:
+        with at_depth(model, depth):
+            results = accuracy_by_length(
+                model, tokenizer, recipe.task, recipe.evaluation.lengths, examples, recipe.evaluation.batch
+            )
+        found[depth] = sum(result.correct for result in results) / sum(result.total for result in results)
+    return found
+
+
+def depth_report(results: dict[str, Any]) -> str:
+    """Loss and accuracy by depth."""
+    mean, right = results["mean"], results["accuracy_by_depth"]
+    return table(
+        ["iterations", "held-out loss", "accuracy"],
+        [
+            [
+                f"{depth}{' (trained mean)' if depth == mean else ''}",
+                f"{loss:.4f}",
+                percent(right[depth]) if right else "–",
+            ]
+            for depth, loss in results["loss_by_depth"].items()
+        ],
+    )
+
+
+def states_report(
+    results: dict[str, Any], mean: int, lens: torch.Tensor, words: list[str], tokenizer: Any, exits: Any
+) -> str:
+    """The other tables."""
+    by_rule = table(
+        ["exit rule", "iterations a token", "held-out loss"],
+        [[result.rule.kind, f"{result.mean_depth:.2f}", f"{result.loss:.4f}"] for result in exits],
+    )
+    marks = sorted({0, mean // 2, mean - 1, 2 * mean - 1, END * mean - 2})
+    end, apart = results["distance_to_the_end"], results["distance_between_starts"]
+    ways = table(
+        ["after iteration", f"distance to iteration {END * mean}", "distance between two starts"],
+        [[index + 1, f"{end[index]:.4f}", f"{apart[index + 1]:.4f}" if apart else "–"] for index in marks],
+    )
+    guesses = table(
+        ["token", *[f"r={index + 1}" for index in range(len(lens))]],
+        [
+            [repr(word), *[repr(tokenizer.decode([int(step[at].argmax())])) for step in lens]]
+            for at, word in list(enumerate(words))[-8:]
+        ],
+    )
+    shares = ", ".join(f"{percent(share)} {kind}s" for kind, share in results["behaviours"].items())
+    return "\n\n".join([by_rule, ways, f"States: {shares}.", "Likeliest next token at every iteration:", guesses])

@@ -1,0 +1,1 @@
+"""Studies: grids of recipes, trained and evaluated with several seeds."""
