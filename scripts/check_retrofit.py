@@ -1,4 +1,5 @@
-"""Check a retrofitted run on real problems: it reloads with equal logits, and answers a left-padded batch as one by one.
+"""Check a retrofitted run on real problems: it reloads with equal logits, and answers a left-padded
+batch as one by one.
 
 python scripts/check_retrofit.py runs/smollm2-135m-t2mlr-gsm8k/seed-0
 """
@@ -28,7 +29,10 @@ def main() -> None:
     recipe = from_mapping(Recipe, load_yaml(run / "recipe.yaml"))
     model, tokenizer = load(str(run / "model"))
     pathway = model.model.recurrence.pathway
-    recurrent, current = torch.tanh(pathway.gamma_recurrent).item(), torch.tanh(pathway.gamma_current).item()
+    recurrent, current = (
+        torch.tanh(pathway.gamma_recurrent).item(),
+        torch.tanh(pathway.gamma_current).item(),
+    )
     print(f"gates: tanh γ_rec {recurrent:+.4f}, tanh γ_cur {current:+.4f}")
 
     examples = [recipe.task.example("test", index) for index in range(PROBLEMS)]
@@ -37,15 +41,24 @@ def main() -> None:
         logits = model(ids).logits
         model.save_pretrained(folder)
         again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        print(f"saved and loaded again: largest difference of logits {float((again(ids).logits - logits).abs().max())}")
+        print(
+            "saved and loaded again: largest difference of logits "
+            f"{float((again(ids).logits - logits).abs().max())}"
+        )
         undertow.detach(again)
-        print(f"without the recurrence: largest difference {float((again(ids).logits - logits).abs().max()):.4f}")
+        print(
+            "without the recurrence: largest difference "
+            f"{float((again(ids).logits - logits).abs().max()):.4f}"
+        )
 
     together = generate(model, tokenizer, examples, PROBLEMS, 0.0, NEW_TOKENS)
     alone = [generate(model, tokenizer, [example], 1, 0.0, NEW_TOKENS)[0] for example in examples]
     lengths = sorted(len(encode_prompt(example.prompt, tokenizer)) for example in examples)
     same = sum(a == b for a, b in zip(together, alone, strict=True))
-    print(f"{same} of {PROBLEMS} answers of a left-padded batch ({lengths[0]} to {lengths[-1]} tokens) equal those alone")
+    print(
+        f"{same} of {PROBLEMS} answers of a left-padded batch ({lengths[0]} to {lengths[-1]} "
+        "tokens) equal those alone"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Show that a recurrence which is still zero changes no lm-eval score of a pretrained model, on two tasks made of a text.
+"""Show that a recurrence which is still zero changes no lm-eval score of a pretrained model, on two
+tasks made of a text.
 
 python scripts/check_zero_shot.py models/SmolLM2-135M-Instruct text.txt [examples]
 
-`follows` asks which of two lines follows two others; `line` gives the perplexity of the line that does.
+`follows` asks which of two lines follows two others; `line` gives the perplexity of the line that
+does.
 """
 
 from __future__ import annotations
@@ -31,8 +33,13 @@ target_delimiter: "\\n"
 
 
 def write_tasks(folder: Path, text: Path, examples: int) -> None:
-    """The two tasks as YAML, and their rows, each of three lines that follow one another and one from elsewhere."""
-    lines = [line.strip() for line in text.read_text(encoding="utf-8").splitlines() if len(line.split()) > 5]
+    """The two tasks as YAML, and their rows, each of three lines that follow one another and one
+    from elsewhere."""
+    lines = [
+        line.strip()
+        for line in text.read_text(encoding="utf-8").splitlines()
+        if len(line.split()) > 5
+    ]
     generator, rows = random.Random(0), []
     for _ in range(examples):
         start, gold = generator.randrange(len(lines) - 2), generator.randrange(2)
@@ -45,11 +52,13 @@ def write_tasks(folder: Path, text: Path, examples: int) -> None:
                 "gold": gold,
             }
         )
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (folder / "rows.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+    )
     common = COMMON.format(rows=folder / "rows.jsonl")
     (folder / "follows.yaml").write_text(
-        f"task: follows\noutput_type: multiple_choice\ndoc_to_choice: choices\ndoc_to_target: gold{common}"
-        "metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]\n"
+        "task: follows\noutput_type: multiple_choice\ndoc_to_choice: choices\ndoc_to_target: "
+        f"gold{common}metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]\n"
     )
     (folder / "line.yaml").write_text(
         f"task: line\noutput_type: loglikelihood\ndoc_to_target: '{{{{end}}}}'{common}"
@@ -59,7 +68,11 @@ def write_tasks(folder: Path, text: Path, examples: int) -> None:
 
 def main() -> None:
     quiet_libraries()
-    path, text, examples = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 64
+    path, text, examples = (
+        Path(sys.argv[1]),
+        Path(sys.argv[2]),
+        int(sys.argv[3]) if len(sys.argv) > 3 else 64,
+    )
     model, tokenizer = load(str(path))
     ways = {"no recurrence": None, "exact": undertow.Sequential(), "one sweep": undertow.Scan(1, 0)}
     rows = []
@@ -74,10 +87,33 @@ def main() -> None:
             scores = zero_shot_scores(model, tokenizer, ["follows", "line"], Path(folder), batch=8)
             seconds = time.perf_counter() - started
             perplexity = scores["line"]["perplexity"]
-            rows.append([name, f"{scores['follows']['acc']:.4f}", f"{perplexity:.6f}", perplexity.hex(), f"{seconds:.0f}"])
-    print(table(["prefill", "follows: accuracy", "line: perplexity", "the same in hexadecimal", "seconds"], rows))
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("lm_eval", "transformers", "torch"))
-    print(f"\n{path.name}, T²MLR(13, 18) as it starts, {examples} examples of {text.name}; {versions}")
+            rows.append(
+                [
+                    name,
+                    f"{scores['follows']['acc']:.4f}",
+                    f"{perplexity:.6f}",
+                    perplexity.hex(),
+                    f"{seconds:.0f}",
+                ]
+            )
+    print(
+        table(
+            [
+                "prefill",
+                "follows: accuracy",
+                "line: perplexity",
+                "the same in hexadecimal",
+                "seconds",
+            ],
+            rows,
+        )
+    )
+    versions = ", ".join(
+        f"{name} {metadata.version(name)}" for name in ("lm_eval", "transformers", "torch")
+    )
+    print(
+        f"\n{path.name}, T²MLR(13, 18) as it starts, {examples} examples of {text.name}; {versions}"
+    )
     if (
         len({row[1] for row in rows}) > 1
         or rows[2][3] != rows[0][3]

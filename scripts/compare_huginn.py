@@ -1,10 +1,12 @@
-"""Measure this library's Huginn beside the public implementation: same weights, same CPU, one thread, settings taking turns.
+"""Measure this library's Huginn beside the public implementation: same weights, same CPU, one
+thread, settings taking turns.
 
     git clone https://github.com/seal-rg/recurrent-pretraining
-    python scripts/compare_huginn.py recurrent-pretraining/recpre [--output docs/results/depth/public.json]
+    python scripts/compare_huginn.py recurrent-pretraining/recpre [--output
+    docs/results/depth/public.json]
 
-The folder must hold raven_modeling_minimal.py and raven_config_minimal.py. Times are processor time, so that other work on
-the machine counts for little; medians over the rounds.
+The folder must hold raven_modeling_minimal.py and raven_config_minimal.py. Times are processor
+time, so that other work on the machine counts for little; medians over the rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from undertow.models import HuginnConfig, HuginnForCausalLM
 DEPTH, VOCABULARY, EXIT = 32, 1024, LatentDifference(0.03)
 
 
-def public_model(folder: Path, shape: dict[str, int], weights: dict[str, torch.Tensor]) -> tuple[Any, Any]:
+def public_model(
+    folder: Path, shape: dict[str, int], weights: dict[str, torch.Tensor]
+) -> tuple[Any, Any]:
     """The public model with these weights, and its module."""
     package = types.ModuleType("public")
     package.__path__ = [str(folder)]
@@ -63,7 +67,12 @@ def decode_public(model: Any, module: Any, prompt: torch.Tensor, new: int) -> fl
 
     def run(tokens: torch.Tensor, start: int) -> torch.Tensor:
         positions = torch.arange(start, start + tokens.shape[1])
-        settings = {"past_key_values": cache, "use_cache": True, "num_steps": steps, "cache_position": positions}
+        settings = {
+            "past_key_values": cache,
+            "use_cache": True,
+            "num_steps": steps,
+            "cache_position": positions,
+        }
         return model(tokens, **settings).logits[:, -1:].argmax(-1)  # type: ignore[no-any-return]
 
     token = run(prompt, 0)
@@ -97,14 +106,23 @@ def train(run: Callable[[], torch.Tensor], batch: torch.Tensor) -> None:
 
 
 def differences(folder: Path) -> dict[str, Any]:
-    """The largest difference of the logits at r iterations, their spread, and the largest of the gradients after 3 + 2.
+    """The largest difference of the logits at r iterations, their spread, and the largest of the
+    gradients after 3 + 2.
 
     With gradient the blocks run as they are defined, without it as lean ones do.
     """
     torch.manual_seed(0)
-    shape = {"n_embd": 96, "n_heads": 4, "vocab_size": 512, "intermediate_size": 256, "block_size": 256}
+    shape = {
+        "n_embd": 96,
+        "n_heads": 4,
+        "vocab_size": 512,
+        "intermediate_size": 256,
+        "block_size": 256,
+    }
     ours = HuginnForCausalLM(HuginnConfig(**shape)).eval()
-    public, _ = public_model(folder, shape | {"mean_recurrence": DEPTH, "mean_backprop_depth": 8}, ours.state_dict())
+    public, _ = public_model(
+        folder, shape | {"mean_recurrence": DEPTH, "mean_backprop_depth": 8}, ours.state_dict()
+    )
     ids, initial = torch.randint(0, 512, (2, 17)), torch.randn(2, 17, 96)
     found: dict[str, Any] = {}
     for depth in (1, 4, 32):
@@ -118,27 +136,45 @@ def differences(folder: Path) -> dict[str, Any]:
         start = {"initial" if model is ours else "input_states": initial}
         train(lambda: model(ids, **inputs, **start).logits, ids)  # noqa: B023
     theirs = dict(public.named_parameters())
-    found["gradients"] = max(float((p.grad - theirs[name].grad).abs().max()) for name, p in ours.named_parameters())
+    found["gradients"] = max(
+        float((p.grad - theirs[name].grad).abs().max()) for name, p in ours.named_parameters()
+    )
     return found
 
 
-def compare(folder: Path, width: int, context: int, rows: int, rounds: int, new: int) -> dict[str, Any]:
+def compare(
+    folder: Path, width: int, context: int, rows: int, rounds: int, new: int
+) -> dict[str, Any]:
     torch.manual_seed(0)
-    shape = {"n_embd": width, "n_heads": 4, "vocab_size": VOCABULARY, "intermediate_size": 3 * width, "block_size": 1024}
+    shape = {
+        "n_embd": width,
+        "n_heads": 4,
+        "vocab_size": VOCABULARY,
+        "intermediate_size": 3 * width,
+        "block_size": 1024,
+    }
     ours = HuginnForCausalLM(HuginnConfig(**shape, mean_recurrence=DEPTH)).eval()
-    public, module = public_model(folder, shape | {"mean_recurrence": DEPTH, "mean_backprop_depth": 8}, ours.state_dict())
+    public, module = public_model(
+        folder, shape | {"mean_recurrence": DEPTH, "mean_backprop_depth": 8}, ours.state_dict()
+    )
     prompt = torch.randint(0, VOCABULARY, (rows, context))
     batch = torch.randint(0, VOCABULARY, (2, 64))
     steps = torch.tensor([DEPTH - 8, 8])
-    found: dict[str, list[float]] = {name: [] for name in ("public", "ours", "exit", "depth", "step public", "step ours")}
+    found: dict[str, list[float]] = {
+        name: [] for name in ("public", "ours", "exit", "depth", "step public", "step ours")
+    }
     for _ in range(rounds):
         found["public"].append(decode_public(public, module, prompt, new))
         found["ours"].append(decode_ours(ours, prompt, new)[0])
         taken, depth = decode_ours(ours, prompt, new, exit_rule=EXIT)
         found["exit"].append(taken)
         found["depth"].append(depth)
-        found["step public"].append(seconds(lambda: train(lambda: public(batch, num_steps=steps).logits, batch)))
-        found["step ours"].append(seconds(lambda: train(lambda: ours(batch, depth=(DEPTH - 8, 8)).logits, batch)))
+        found["step public"].append(
+            seconds(lambda: train(lambda: public(batch, num_steps=steps).logits, batch))
+        )
+        found["step ours"].append(
+            seconds(lambda: train(lambda: ours(batch, depth=(DEPTH - 8, 8)).logits, batch))
+        )
     middle = {name: statistics.median(values) for name, values in found.items()}
     return {
         "width": width,
@@ -153,7 +189,9 @@ def compare(folder: Path, width: int, context: int, rows: int, rounds: int, new:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 384])
@@ -168,17 +206,48 @@ def main() -> None:
     results = []
     for width in options.widths:
         for context in options.contexts:
-            results.append(compare(options.folder, width, context, options.rows, options.rounds, options.new))
+            results.append(
+                compare(options.folder, width, context, options.rows, options.rounds, options.new)
+            )
             done = results[-1]
-            taken, times, steps = (done[key] for key in ("milliseconds a token", "times as fast", "training step, seconds"))
-            line = [width, context, *[f"{taken[name]:.1f}" for name in taken], f"{done['iterations with exit']:.1f}"]
-            line += [f"{times['ours']:.2f}", f"{times['exit']:.2f}", f"{steps['public']:.2f}", f"{steps['ours']:.2f}"]
-            names = ["width", "context", "public ms", "ours ms", "exit ms", "iterations", "times", "times, exit"]
+            taken, times, steps = (
+                done[key]
+                for key in ("milliseconds a token", "times as fast", "training step, seconds")
+            )
+            line = [
+                width,
+                context,
+                *[f"{taken[name]:.1f}" for name in taken],
+                f"{done['iterations with exit']:.1f}",
+            ]
+            line += [
+                f"{times['ours']:.2f}",
+                f"{times['exit']:.2f}",
+                f"{steps['public']:.2f}",
+                f"{steps['ours']:.2f}",
+            ]
+            names = [
+                "width",
+                "context",
+                "public ms",
+                "ours ms",
+                "exit ms",
+                "iterations",
+                "times",
+                "times, exit",
+            ]
             print(table([*names, "step public s", "step ours s"], [line]), flush=True)
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        versions = {"torch": torch.__version__, "transformers": transformers.__version__, "threads": 1, "depth": DEPTH}
-        options.output.write_text(json.dumps({**versions, "differences": equal, "results": results}, indent=1) + "\n")
+        versions = {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "threads": 1,
+            "depth": DEPTH,
+        }
+        options.output.write_text(
+            json.dumps({**versions, "differences": equal, "results": results}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

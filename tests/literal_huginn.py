@@ -1,4 +1,5 @@
-"""Huginn written out literally, token by token, from the paper's equations: slow, and checked against the fast model."""
+"""Huginn written out literally, token by token, from the paper's equations: slow, and checked
+against the fast model."""
 
 import math
 
@@ -7,8 +8,11 @@ import torch
 from undertow.models import HuginnForCausalLM
 
 
-def literal_logits(model: HuginnForCausalLM, ids: torch.Tensor, initial: torch.Tensor, depth: int) -> torch.Tensor:
-    """Logits ``[T, V]`` of one row of ids ``[T]`` from given initial states ``[T, D]``, in float64."""
+def literal_logits(
+    model: HuginnForCausalLM, ids: torch.Tensor, initial: torch.Tensor, depth: int
+) -> torch.Tensor:
+    """Logits ``[T, V]`` of one row of ids ``[T]`` from given initial states ``[T, D]``, in
+    float64."""
     config = model.config
     weights = {name: tensor.double() for name, tensor in model.state_dict().items()}
 
@@ -18,8 +22,14 @@ def literal_logits(model: HuginnForCausalLM, ids: torch.Tensor, initial: torch.T
 
     def turn(head: torch.Tensor, position: int) -> torch.Tensor:
         pairs = torch.complex(head[0::2], head[1::2])
-        angles = torch.tensor([position * config.rope_base ** (-2 * i / config.head_dim) for i in range(len(pairs))])
-        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten().double()
+        angles = torch.tensor(
+            [position * config.rope_base ** (-2 * i / config.head_dim) for i in range(len(pairs))]
+        )
+        return (
+            torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles))
+            .flatten()
+            .double()
+        )
 
     def attention(name: str, x: torch.Tensor) -> torch.Tensor:
         width, heads, size = config.n_embd, config.n_heads, config.head_dim

@@ -1,7 +1,9 @@
-"""The definition of a recurrence in time, written out naively: one token after another through the whole plain model.
+"""The definition of a recurrence in time, written out naively: one token after another through the
+whole plain model.
 
-Shares no code with the library. The model is an ordinary one with its ordinary growing cache, through which gradients
-flow; hooks on its layers apply the pathway's equations to the parameters of a hosted model.
+Shares no code with the library. The model is an ordinary one with its ordinary growing cache,
+through which gradients flow; hooks on its layers apply the pathway's equations to the parameters of
+a hosted model.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from undertow import T2MLR, SoftToken, TurboConn
 from undertow.pathways import Recurrence
 
 Weights = Mapping[str, torch.Tensor]
-PLACES = ("model.layers", "transformer.h", "transformer.blocks", "gpt_neox.layers", "model.decoder.layers")
+PLACES = (
+    "model.layers",
+    "transformer.h",
+    "transformer.blocks",
+    "gpt_neox.layers",
+    "model.decoder.layers",
+)
 
 
 def rollout(
@@ -29,10 +37,11 @@ def rollout(
     mask: torch.Tensor | None = None,
     truncate: int | None = None,
 ) -> torch.Tensor:
-    """The logits ``[B, T, V]`` of the plain `model` with a recurrence of these settings and weights.
+    """The logits ``[B, T, V]`` of the plain `model` with a recurrence of these settings and
+    weights.
 
-    `mask` says which tokens carry and receive a state. With `truncate` the states that enter each `truncate`-th group of
-    lag tokens are detached.
+    `mask` says which tokens carry and receive a state. With `truncate` the states that enter each
+    `truncate`-th group of lag tokens are detached.
     """
     equations = EQUATIONS[type(settings)](model, settings, weights)
     lag = getattr(settings, "lag", 1)
@@ -44,7 +53,9 @@ def rollout(
         state = states[t - lag] if t >= lag else None
         if truncate is not None and state is not None and t // lag % truncate == 0:
             state = {name: value.detach() for name, value in state.items()}
-        receives = (mask[:, t] * (mask[:, t - lag] if t >= lag else 0))[:, None, None].to(model.dtype)
+        receives = (mask[:, t] * (mask[:, t - lag] if t >= lag else 0))[:, None, None].to(
+            model.dtype
+        )
         equations.begin(state, receives, active=mask[:, t, None, None].to(model.dtype))
         with equations.hooked():
             output = model(ids[:, t : t + 1], use_cache=True, **{equations.cache_keyword: cache})
@@ -54,7 +65,8 @@ def rollout(
 
 
 class Equations:
-    """What happens to the residual stream of one token at the input and at the output of each layer."""
+    """What happens to the residual stream of one token at the input and at the output of each
+    layer."""
 
     cache_keyword = "cache"
 
@@ -64,8 +76,11 @@ class Equations:
         stack: Any = model.get_submodule(place)
         self.layers: list[torch.nn.Module] = list(stack)
 
-    def begin(self, state: dict[Any, torch.Tensor] | None, receives: torch.Tensor, active: torch.Tensor) -> None:
-        """Take the state of the token lag back, and for each row whether this token receives it and is active."""
+    def begin(
+        self, state: dict[Any, torch.Tensor] | None, receives: torch.Tensor, active: torch.Tensor
+    ) -> None:
+        """Take the state of the token lag back, and for each row whether this token receives it and
+        is active."""
         self.state, self.receives, self.active = state, receives, active
         self.new: dict[Any, torch.Tensor] = {}
 
@@ -102,7 +117,8 @@ class Equations:
 
 
 class TurboConnEquations(Equations):
-    """Algorithm 1 of the paper: after a layer ran, first what enters its output, then what leaves it."""
+    """Algorithm 1 of the paper: after a layer ran, first what enters its output, then what leaves
+    it."""
 
     def after(self, layer: int, h: torch.Tensor) -> torch.Tensor:
         connections, rank = sorted(self.settings.connections), self.settings.rank
@@ -155,7 +171,8 @@ class T2MLREquations(Equations):
 
 
 class SoftTokenEquations(Equations):
-    """The embeddings are those that the first layer gets for each token of the vocabulary, the padding token included."""
+    """The embeddings are those that the first layer gets for each token of the vocabulary, the
+    padding token included."""
 
     def __init__(self, model: PreTrainedModel, settings: Any, weights: Weights) -> None:
         super().__init__(model, settings, weights)

@@ -37,7 +37,9 @@ def _model(seed: int, **shape: int) -> HuginnForCausalLM:
                 parameter.uniform_(0.5, 1.5)
             elif "wte" not in name:
                 parameter.normal_(0, 0.15)
-        model.transformer["adapter"].weight[:, :width].mul_(0.5)  # states converge, at a pace of their own
+        model.transformer["adapter"].weight[:, :width].mul_(
+            0.5
+        )  # states converge, at a pace of their own
     return model
 
 

@@ -40,12 +40,17 @@ def looped(name: str, loop: str = "adapter") -> PreTrainedModel:
     return copy.deepcopy(_looped(name, loop))
 
 
-def padded(lengths: tuple[int, ...] = (9, 5, 7)) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+def padded(
+    lengths: tuple[int, ...] = (9, 5, 7),
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Left-padded ids and mask of rows of these lengths, and the rows alone."""
     generator = torch.Generator().manual_seed(11)
     rows = [torch.randint(2, 97, (1, length), generator=generator) for length in lengths]
     width = max(lengths)
-    ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
+    ids, mask = (
+        torch.zeros(len(rows), width, dtype=torch.long),
+        torch.zeros(len(rows), width, dtype=torch.long),
+    )
     for row, text in enumerate(rows):
         ids[row, width - text.shape[1] :], mask[row, width - text.shape[1] :] = text[0], 1
     return ids, mask, rows

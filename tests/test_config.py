@@ -1,4 +1,5 @@
-"""Configuration: read from plain data, written back, overridden, and described; every mistake named."""
+"""Configuration: read from plain data, written back, overridden, and described; every mistake
+named."""
 
 from __future__ import annotations
 
@@ -68,8 +69,8 @@ class Shift:
 @dataclass(frozen=True)
 class Named:
     name: str = "run"
-    """Name of the run, which is long enough a story that its telling has to be wrapped somewhere before
-    the line ends.
+    """Name of the run, which is long enough a story that its telling has to be wrapped somewhere
+    before the line ends.
 
     And a second paragraph."""
 
@@ -188,7 +189,10 @@ def test_numbers_accepted_for_a_float(value: object) -> None:
 
 def test_a_kind_may_be_given_for_its_own_class_alone() -> None:
     assert from_mapping(Shift, {"kind": "shift", "by": 3}) == Shift(3)
-    assert message(from_mapping, Shift, {"kind": "gate"}, "task") == "task.kind: expected 'shift', got 'gate'"
+    assert (
+        message(from_mapping, Shift, {"kind": "gate"}, "task")
+        == "task.kind: expected 'shift', got 'gate'"
+    )
     assert message(from_mapping, Named, {"kind": "gate"}) == "unknown key kind"
 
 
@@ -245,7 +249,10 @@ def test_round_trip(config: Settings) -> None:
         ({"zzz": 3}, "unknown key zzz"),
         ({1: 3}, "unknown key 1"),
         ({"optimizer": {"raet": 1.0}}, "unknown key optimizer.raet; did you mean 'rate'?"),
-        ({"stages": [{"kind": "shift", "bye": 1}]}, "unknown key stages[0].bye; did you mean 'by'?"),
+        (
+            {"stages": [{"kind": "shift", "bye": 1}]},
+            "unknown key stages[0].bye; did you mean 'by'?",
+        ),
         ({"steps": "ten"}, "steps: expected whole number, got 'ten'"),
         ({"steps": True}, "steps: expected whole number, got true"),
         ({"steps": 1.5}, "steps: expected whole number, got 1.5"),
@@ -263,7 +270,8 @@ def test_round_trip(config: Settings) -> None:
         ({"optimizer": {"betas": [1, "x"]}}, "optimizer.betas[1]: expected number, got 'x'"),
         (
             {"optimizer": {"schedule": "cosin"}},
-            "optimizer.schedule: expected one of 'cosine', 'off', got 'cosin'; did you mean 'cosine'?",
+            "optimizer.schedule: expected one of 'cosine', 'off', got 'cosin'; did you mean "
+            "'cosine'?",
         ),
         (
             {"optimizer": {"schedule": False}},
@@ -275,11 +283,17 @@ def test_round_trip(config: Settings) -> None:
         ({"spans": [[1, 2], [3]]}, "spans[1]: expected [whole number, whole number], got [3]"),
         ({"rates": [1, None]}, "rates[1]: expected number, got null"),
         ({"rates": 1}, "rates: expected [number, ...], got 1"),
-        ({"batch": "aut"}, "batch: expected whole number or 'auto', got 'aut'; did you mean 'auto'?"),
+        (
+            {"batch": "aut"},
+            "batch: expected whole number or 'auto', got 'aut'; did you mean 'auto'?",
+        ),
         ({"weights": {"state": "x"}}, "weights.state: expected number, got 'x'"),
         ({"weights": {1: 1.0}}, "weights: expected text, got 1; put text in quotes"),
         ({"weights": [1]}, "weights: expected {text: number, ...}, got [1]"),
-        ({"task": "shif"}, "task.kind: expected one of gate, shift, got 'shif'; did you mean 'shift'?"),
+        (
+            {"task": "shif"},
+            "task.kind: expected one of gate, shift, got 'shif'; did you mean 'shift'?",
+        ),
         ({"task": "none"}, "task.kind: expected one of gate, shift, got 'none'"),
         (
             {"task": {"kind": ["shift"]}},
@@ -307,7 +321,10 @@ def test_mistakes_at_the_top() -> None:
     assert message(from_mapping, Settings, {}) == "missing task, which must be given"
     assert message(from_mapping, Optimizer, {"rate": 0}) == "rate must be positive, got 0.0"
     assert message(from_mapping, Optimizer, {"rate": 10**400}).endswith("...")
-    assert message(from_mapping, Optimizer, {"rat": 0}, "a.b") == "unknown key a.b.rat; did you mean 'rate'?"
+    assert (
+        message(from_mapping, Optimizer, {"rat": 0}, "a.b")
+        == "unknown key a.b.rat; did you mean 'rate'?"
+    )
 
 
 def test_a_field_that_no_configuration_can_have_is_the_programmers_mistake() -> None:
@@ -353,7 +370,10 @@ def test_alternative_constructor(section: dict[str, Any], expected: Gate) -> Non
 @pytest.mark.parametrize(
     ("section", "expected"),
     [
-        ({"preset": "smal"}, "preset: expected one of 'small', 'large', got 'smal'; did you mean 'small'?"),
+        (
+            {"preset": "smal"},
+            "preset: expected one of 'small', 'large', got 'smal'; did you mean 'small'?",
+        ),
         ({"preset": "small", "sized": 3}, "give only one of preset, sized"),
         ({"preset": "small", "layer": [1]}, "unknown key layer; did you mean 'layers'?"),
         ({"preset": "small", "layers": "x"}, "layers: expected [whole number, ...], got 'x'"),
@@ -407,7 +427,10 @@ def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
         ("a: [1\n", ", line 2: expected ',' or ']', but got '<stream end>'"),
         ("a: 1\nb: {c: 1, c: 2}\n", ", line 2: the key 'c' is given twice"),
         ("a: 1\nb: 2\na: 3\n", ", line 3: the key 'a' is given twice"),
-        ("a: !!python/object:os.system 1\n", ", line 1: could not determine a constructor for the tag"),
+        (
+            "a: !!python/object:os.system 1\n",
+            ", line 1: could not determine a constructor for the tag",
+        ),
         ("a: 2024-13-45\n", ", line 1: '2024-13-45' is no timestamp that can be read"),
         ("- 1\n", ", line 1: expected a mapping of keys to values, got [1]"),
         ("", ", line 1: expected a mapping of keys to values, got null"),
@@ -432,7 +455,9 @@ def test_unreadable_files(tmp_path: Path) -> None:
     path.write_bytes(b"a: \xff\n")
     assert message(load_yaml, tmp_path / "no.yaml") == f"{tmp_path / 'no.yaml'}: no such file"
     assert message(load_yaml, tmp_path) == f"{tmp_path} is a folder; give the path of a YAML file"
-    assert message(load_yaml, path) == f"{path}, line 1: this is no UTF-8 text; save the file as UTF-8"
+    assert (
+        message(load_yaml, path) == f"{path}, line 1: this is no UTF-8 text; save the file as UTF-8"
+    )
 
 
 # Overrides
@@ -496,7 +521,12 @@ def test_override_mistakes(arguments: list[str], expected: str) -> None:
 def test_help_tells_every_key_with_its_doc() -> None:
     text = describe(Settings)
     words = " ".join(text.split())
-    for cls, where in [(Settings, ""), (Optimizer, "optimizer."), (Gate, "task."), (Shift, "recurrence.")]:
+    for cls, where in [
+        (Settings, ""),
+        (Optimizer, "optimizer."),
+        (Gate, "task."),
+        (Shift, "recurrence."),
+    ]:
         docs = field_docs(cls)
         for each in fields(cls):
             if each.init:
@@ -524,7 +554,8 @@ def test_help_tells_every_key_with_its_doc() -> None:
         "  with task.kind=gate: A gated recurrence.",
         "    task.width: whole number (required)",
         "        Width of the gate.",
-        "    task.sized: instead of the keys above; takes rows (whole number), columns (whole number,",
+        "    task.sized: instead of the keys above; takes rows (whole number), columns (whole "
+        "number,",
         "  with recurrence.kind=shift",
         "    stages[].by: whole number (default: 1)",
     ],
@@ -551,7 +582,8 @@ def test_help_tells_a_default_that_differs_from_its_class() -> None:
 def test_help_does_without_the_source() -> None:
     namespace: dict[str, Any] = {}
     exec(  # a class typed in at a prompt
-        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Prompt:\n    a: int = 1\n",
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Prompt:\n    a: int = "
+        "1\n",
         namespace,
     )
     assert describe(namespace["Prompt"]) == "a: whole number (default: 1)\n"

@@ -12,8 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import undertow
-from undertow import T2MLR, Auto, Chunked, ConfigError, Jacobi, Looped, Scan, Sequential, SoftToken, TurboConn, fields
-from undertow.depth import ArgmaxStability, DepthCache, FixedDepth, LatentDifference, LearnedGate, SampledDepth, Steps
+from undertow import (
+    T2MLR,
+    Auto,
+    Chunked,
+    ConfigError,
+    Jacobi,
+    Looped,
+    Scan,
+    Sequential,
+    SoftToken,
+    TurboConn,
+    fields,
+)
+from undertow.depth import (
+    ArgmaxStability,
+    DepthCache,
+    FixedDepth,
+    LatentDifference,
+    LearnedGate,
+    SampledDepth,
+    Steps,
+)
 from undertow.lab.evaluation.run import evaluate
 from undertow.lab.training.run import load_recipe
 from undertow.paths import takes_paths
@@ -66,8 +86,13 @@ def test_a_value_of_another_type_is_refused_at_once(message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("make", [lambda: T2MLR(1.0, 2.0), lambda: Auto(every=2.5), lambda: TurboConn(PAIR, alpha=math.nan)])
-def test_control_without_the_check_they_are_made(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [lambda: T2MLR(1.0, 2.0), lambda: Auto(every=2.5), lambda: TurboConn(PAIR, alpha=math.nan)],
+)
+def test_control_without_the_check_they_are_made(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fields, "_checked_types", lambda cls: {})
     make()
 
@@ -82,11 +107,24 @@ def test_lists_and_other_libraries_numbers_become_plain_ones() -> None:
 
 NUMBERS = st.one_of(st.booleans(), st.integers(-3, 3), st.floats())
 VALUES = st.one_of(st.none(), NUMBERS, st.text(max_size=3), st.lists(NUMBERS, max_size=2))
-SETTINGS = [T2MLR, TurboConn, SoftToken, Looped, Scan, Jacobi, Chunked, Sequential, Auto, SampledDepth]
+SETTINGS = [
+    T2MLR,
+    TurboConn,
+    SoftToken,
+    Looped,
+    Scan,
+    Jacobi,
+    Chunked,
+    Sequential,
+    Auto,
+    SampledDepth,
+]
 
 
 @given(st.sampled_from(SETTINGS), st.lists(VALUES, max_size=4))
-def test_whatever_is_given_either_fits_or_is_refused_in_one_sentence(cls: Any, values: list[Any]) -> None:
+def test_whatever_is_given_either_fits_or_is_refused_in_one_sentence(
+    cls: Any, values: list[Any]
+) -> None:
     try:
         cls(*values)
     except ConfigError as error:

@@ -55,9 +55,23 @@ def test_a_damaged_file_is_named(damage: str, name: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{}", "[]", "null", '{"files": {}}', '{"files": {"one": ["size", "sha256"]}}', "[" * 9999),
-        *(f'{{"files": {{"one": {{"size": {size}, "sha256": "a"}}}}}}' for size in ("null", '"5"', "[]", "true", "5.0")),
-        *(f'{{"files": {{"{name}": {{"size": 5, "sha256": "a"}}}}}}' for name in (r"o\u0000ne", r"o\ud800ne")),
+        *(
+            "",
+            "{}",
+            "[]",
+            "null",
+            '{"files": {}}',
+            '{"files": {"one": ["size", "sha256"]}}',
+            "[" * 9999,
+        ),
+        *(
+            f'{{"files": {{"one": {{"size": {size}, "sha256": "a"}}}}}}'
+            for size in ("null", '"5"', "[]", "true", "5.0")
+        ),
+        *(
+            f'{{"files": {{"{name}": {{"size": 5, "sha256": "a"}}}}}}'
+            for name in (r"o\u0000ne", r"o\ud800ne")
+        ),
         '{"files": {"one": {"size": 5, "sha256": null}}}',
     ],
 )
@@ -95,7 +109,10 @@ def test_a_model_of_other_weights_is_never_loaded(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     flipped(weights)
     for loading in (AutoModelForCausalLM.from_pretrained, load):
-        with pytest.raises(CheckpointError, match=r"model\.safetensors is not what was saved.*or remove manifest\.json"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"model\.safetensors is not what was saved.*or remove manifest\.json",
+        ):
             loading(str(tmp_path))
     (tmp_path / MANIFEST).unlink()
     AutoModelForCausalLM.from_pretrained(tmp_path)  # the control: nothing else notices
@@ -113,6 +130,10 @@ def test_leftovers_are_removed_and_what_was_put_aside_comes_back(tmp_path: Path)
     (tmp_path / ".model.replaced" / "whole").write_text("")
     (tmp_path / "kept").write_text("")
     remove_leftovers(tmp_path)
-    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == ["kept", "model", "model/whole"]
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == [
+        "kept",
+        "model",
+        "model/whole",
+    ]
     with replacing_folder(tmp_path / "model") as writing:
         assert writing.name == ".model.writing", "leftovers are found by this name"

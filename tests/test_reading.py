@@ -1,4 +1,5 @@
-"""Reading what others wrote: every kind of malformed text is told in one sentence, with its line, and at once."""
+"""Reading what others wrote: every kind of malformed text is told in one sentence, with its line,
+and at once."""
 
 from __future__ import annotations
 
@@ -47,13 +48,22 @@ def told(call: Callable[..., Any], *arguments: Any) -> str:
 # Text
 
 
-@pytest.mark.parametrize("read", [read_text, lambda path: "".join(line for _, line in read_lines(path))])
+@pytest.mark.parametrize(
+    "read", [read_text, lambda path: "".join(line for _, line in read_lines(path))]
+)
 def test_text_of_any_system(read: Callable[[Path], str], tmp_path: Path) -> None:
     path = tmp_path / "text"
-    for data in (b"one\ntw\xc3\xb6\n", b"\xef\xbb\xbfone\ntw\xc3\xb6\n", b"one\r\ntw\xc3\xb6\r\n", b"one\rtw\xc3\xb6\r"):
+    for data in (
+        b"one\ntw\xc3\xb6\n",
+        b"\xef\xbb\xbfone\ntw\xc3\xb6\n",
+        b"one\r\ntw\xc3\xb6\r\n",
+        b"one\rtw\xc3\xb6\r",
+    ):
         path.write_bytes(data)
         assert read(path) == "one\ntwö\n"
-    path.write_bytes(b"one\xef\xbb\xbf\n")  # a mark that does not stand at the start is a character as others
+    path.write_bytes(
+        b"one\xef\xbb\xbf\n"
+    )  # a mark that does not stand at the start is a character as others
     assert read(path) == "one\ufeff\n"
 
 
@@ -65,16 +75,23 @@ def test_text_of_any_system(read: Callable[[Path], str], tmp_path: Path) -> None
         ("ab".encode("utf-16-be"), "is UTF-16 or UTF-32 text; save it as UTF-8"),
         ("ab".encode("utf-32"), "is UTF-32 text; save it as UTF-8"),
         (b"one\n\ntw\xf6\n", ", line 3: this is no UTF-8 text; save the file as UTF-8"),
-        (b"one\n" * 30_000 + b"\xed\xa0\x80", ", line 30001: this is no UTF-8 text; save the file as UTF-8"),
+        (
+            b"one\n" * 30_000 + b"\xed\xa0\x80",
+            ", line 30001: this is no UTF-8 text; save the file as UTF-8",
+        ),
     ],
 )
-def test_other_encodings_are_named(read: Callable[[Path], Any], data: bytes, expected: str, tmp_path: Path) -> None:
+def test_other_encodings_are_named(
+    read: Callable[[Path], Any], data: bytes, expected: str, tmp_path: Path
+) -> None:
     path = tmp_path / "text"
     path.write_bytes(data)
     assert told(read, path) == f"{path}{expected if expected.startswith(',') else f' {expected}'}"
 
 
-def test_what_is_no_file_is_refused_without_opening_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_file_is_refused_without_opening_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipe, loop, name = tmp_path / "pipe", tmp_path / "loop", "socket"
     os.mkfifo(pipe)
     loop.symlink_to(loop)
@@ -87,7 +104,9 @@ def test_what_is_no_file_is_refused_without_opening_it(tmp_path: Path, monkeypat
     assert "is a device" in told(read_text, Path("/dev/zero"))
     with pytest.raises(OSError, match="symbolic links"):
         read_text(loop)
-    check_file(tmp_path)  # negative control: a folder is no such thing, and opening it says what it is
+    check_file(
+        tmp_path
+    )  # negative control: a folder is no such thing, and opening it says what it is
     with pytest.raises(IsADirectoryError):
         read_text(tmp_path)
 
@@ -130,7 +149,11 @@ def test_a_json_file_is_named_with_its_line(tmp_path: Path) -> None:
 
 def laughs(levels: int) -> str:
     """A list that its aliases make 9 to the power of `levels` long."""
-    return "[" + ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]" for n in range(levels)) + "]"
+    return (
+        "["
+        + ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]" for n in range(levels))
+        + "]"
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +164,10 @@ def laughs(levels: int) -> str:
         ("a: &a {b: *a}", "the alias *a stands inside"),
         ("[" * 5000, "nested more than 50 deep"),
         ("".join(" " * n + "a:\n" for n in range(900)), "nested more than 50 deep"),
-        ("&a0 [x]: 1\n" + "".join(f"b{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 60)), "nested more than 50 deep"),
+        (
+            "&a0 [x]: 1\n" + "".join(f"b{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 60)),
+            "nested more than 50 deep",
+        ),
         ("a: " + "x" * 600_000, "more than 524,288 characters"),
         ("a: [" + "1," * 50_000 + "]", "more than 10,000 values"),
         ("a: 010", "'010' to the base 8 or 60; write it without zeros before it"),
@@ -187,7 +213,13 @@ def test_yaml_that_is_read() -> None:
 
 def test_lines_of_keys() -> None:
     text = "name: x\ntraining:\n  steps: 3\n  rates:\n    - 1\n    - 2\n"
-    for key, line in {"name": 1, "training.steps": 3, "training.rates[1]": 6, "training.stepz": 2, "nothing": None}.items():
+    for key, line in {
+        "name": 1,
+        "training.steps": 3,
+        "training.rates[1]": 6,
+        "training.stepz": 2,
+        "nothing": None,
+    }.items():
         assert line_of(text, key) == line
 
 
@@ -196,32 +228,59 @@ def test_lines_of_keys() -> None:
 
 def test_a_wrong_setting_is_told_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
-    lines = ["name: x", "task: parity", "training:", "  batch: 3", "  steps: many", "evaluation:", "  batch: 0"]
+    lines = [
+        "name: x",
+        "task: parity",
+        "training:",
+        "  batch: 3",
+        "  steps: many",
+        "evaluation:",
+        "  batch: 0",
+    ]
     path.write_text("\n".join(lines[:5]))
-    assert told(load_config, Recipe, path) == f"{path}, line 5: training.steps: expected whole number, got 'many'"
+    assert (
+        told(load_config, Recipe, path)
+        == f"{path}, line 5: training.steps: expected whole number, got 'many'"
+    )
     path.write_text("\n".join(lines[:4] + lines[5:]))
-    assert told(load_config, Recipe, path) == f"{path}, line 6: evaluation: batch is 0; use 1 or more"
+    assert (
+        told(load_config, Recipe, path) == f"{path}, line 6: evaluation: batch is 0; use 1 or more"
+    )
     path.write_text("\n".join([*lines[:3], "  stepz: 3"]))
     assert told(load_config, Recipe, path).startswith(f"{path}, line 4: unknown key training.stepz")
     path.write_text("\n".join(lines[:4]))
     # What the command line says does not stand in the file.
-    assert told(load_config, Recipe, path, ["--training.steps=many"]).startswith("training.steps: expected whole number")
+    assert told(load_config, Recipe, path, ["--training.steps=many"]).startswith(
+        "training.steps: expected whole number"
+    )
     assert load_config(Recipe, path, ["--training.steps=4"]).training.steps == 4
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"training": {"learning_rate": float("inf")}}, "training.learning_rate: expected number, got inf"),
-        ({"training": {"learning_rate": "1e999"}}, "training.learning_rate: expected number, got '1e999'"),
+        (
+            {"training": {"learning_rate": float("inf")}},
+            "training.learning_rate: expected number, got inf",
+        ),
+        (
+            {"training": {"learning_rate": "1e999"}},
+            "training.learning_rate: expected number, got '1e999'",
+        ),
         ({"training": {"warmup_steps": 2**63}}, "does not fit into 64 bits"),
         ({"training": {"steps": 10**5000}}, "a number of thousands of digits does not fit"),
         ({"training": {"threads": 2**31}}, "threads is 2147483648; use 1,024 or less"),
         ({"training": {"batch": 2**31}}, "batch is 2147483648; use 1,048,576 or less"),
         ({"model": {"layers": 10**9}}, "layers is 1000000000; use 10,000 or less"),
-        ({"model": {"settings": {"x": [10**30]}}}, "model.settings.x[0]: 1000000000000000000000000000000 does not fit"),
+        (
+            {"model": {"settings": {"x": [10**30]}}},
+            "model.settings.x[0]: 1000000000000000000000000000000 does not fit",
+        ),
         ({"model": {"settings": {"x": "\ud800"}}}, "holds a character that no file can"),
-        ({"evaluation": {"lengths": [10**30]}}, "evaluation.lengths[0]: 1000000000000000000000000000000 does not fit"),
+        (
+            {"evaluation": {"lengths": [10**30]}},
+            "evaluation.lengths[0]: 1000000000000000000000000000000 does not fit",
+        ),
         (
             {"task": {"kind": "parity", "max_length": 10**6}},
             "max_length is 1000000, but examples have 100,000 parts at most",
@@ -239,7 +298,9 @@ def test_a_wrong_setting_is_told_with_file_and_line(tmp_path: Path) -> None:
 )
 def test_recipes_that_are_refused(changes: dict[str, Any], expected: str) -> None:
     output = changes.pop("output", "runs")
-    assert expected in told(from_mapping, Recipe, tiny.settings(Path("runs"), **changes) | {"output": output})
+    assert expected in told(
+        from_mapping, Recipe, tiny.settings(Path("runs"), **changes) | {"output": output}
+    )
 
 
 def test_names_that_are_fine() -> None:
@@ -248,14 +309,26 @@ def test_names_that_are_fine() -> None:
         assert tiny.recipe(Path("runs"), name=name).name == name
 
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400)
-junk = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400)
 )
-KEYS = [(name, key) for name, section in tiny.TINY.items() if isinstance(section, dict) for key in section]
+junk = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+)
+KEYS = [
+    (name, key)
+    for name, section in tiny.TINY.items()
+    if isinstance(section, dict)
+    for key in section
+]
 
 
-@hypothesis.settings(deadline=None, max_examples=150, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+@hypothesis.settings(
+    deadline=None, max_examples=150, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 @given(st.sampled_from(KEYS), junk)
 def test_any_value_is_taken_or_refused(where: tuple[str, str], value: Any) -> None:
     settings = tiny.settings(Path("runs"))
@@ -313,7 +386,12 @@ def test_any_bytes_are_read_or_refused(tmp_path: Path) -> None:
     @given(st.binary(max_size=60))
     def check(data: bytes) -> None:
         path.write_bytes(data)
-        for read in (read_text, read_json, lambda one: list(read_lines(one)), lambda one: load_config(Recipe, one)):
+        for read in (
+            read_text,
+            read_json,
+            lambda one: list(read_lines(one)),
+            lambda one: load_config(Recipe, one),
+        ):
             try:
                 read(path)
             except UndertowError as error:
@@ -325,7 +403,9 @@ def test_any_bytes_are_read_or_refused(tmp_path: Path) -> None:
 # What runs leave behind
 
 
-@pytest.mark.parametrize("line", ["5", "null", "{}", '{"step": "3"}', '{"step": 1, "eval_loss": null}', "{", "[" * 5000])
+@pytest.mark.parametrize(
+    "line", ["5", "null", "{}", '{"step": "3"}', '{"step": 1, "eval_loss": null}', "{", "[" * 5000]
+)
 def test_a_damaged_line_of_a_log(line: str, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     good = '{"step": 1, "loss": 2.0}\n{"event": "end"}\n'
@@ -342,12 +422,26 @@ def test_a_damaged_line_of_a_log(line: str, tmp_path: Path) -> None:
     assert read_log(tmp_path / "none") == []
 
 
-RESULT = {"length": 8, "temperature": 0.0, "correct": 1, "total": 2, "right_symbols": None, "symbols": None}
+RESULT = {
+    "length": 8,
+    "temperature": 0.0,
+    "correct": 1,
+    "total": 2,
+    "right_symbols": None,
+    "symbols": None,
+}
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"total": 0}, {"correct": 3}, {"correct": "1"}, {"length": None, "x": 1}, {"total": None}, {"temperature": []}],
+    [
+        {"total": 0},
+        {"correct": 3},
+        {"correct": "1"},
+        {"length": None, "x": 1},
+        {"total": None},
+        {"temperature": []},
+    ],
 )
 def test_damaged_accuracies(change: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "accuracy.json"

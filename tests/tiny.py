@@ -1,4 +1,5 @@
-"""Tiny recipes and what their runs leave behind, for the tests of training, evaluation and the command line."""
+"""Tiny recipes and what their runs leave behind, for the tests of training, evaluation and the
+command line."""
 
 import os
 from pathlib import Path
@@ -14,7 +15,13 @@ from undertow.config import from_mapping
 from undertow.lab.training import Recipe
 from undertow.lab.training.log import RunLog, read_log
 
-TURBOCONN: dict[str, Any] = {"kind": "turboconn", "connections": [[1, 0]], "lag": 1, "alpha": 1.0, "rank": 8}
+TURBOCONN: dict[str, Any] = {
+    "kind": "turboconn",
+    "connections": [[1, 0]],
+    "lag": 1,
+    "alpha": 1.0,
+    "rank": 8,
+}
 T2MLR: dict[str, Any] = {"kind": "t2mlr", "first_layer": 0, "last_layer": 1}
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -34,10 +41,16 @@ TINY: dict[str, Any] = {
 
 
 def settings(output: Path, **changes: Any) -> dict[str, Any]:
-    """The tiny recipe as plain data; a section that is given changes only the keys that it names, a pretrained model all."""
+    """The tiny recipe as plain data; a section that is given changes only the keys that it names, a
+    pretrained model all."""
     merged = TINY | {"output": str(output)}
     for name, value in changes.items():
-        whole = name in ("recurrence", "lora") or not isinstance(value, dict) or "kind" in value or "path" in value
+        whole = (
+            name in ("recurrence", "lora")
+            or not isinstance(value, dict)
+            or "kind" in value
+            or "path" in value
+        )
         merged[name] = value if whole else TINY.get(name, {}) | value
     return merged
 
@@ -63,11 +76,14 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     """Whether two sets of weights are the same, bit for bit."""
-    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[key], second[key]) for key in first
+    )
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Make the next runs stop at the end of a step, before anything is saved there, as Ctrl-C would."""
+    """Make the next runs stop at the end of a step, before anything is saved there, as Ctrl-C
+    would."""
 
     def stop(self: RunLog, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == step:

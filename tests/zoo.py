@@ -10,18 +10,50 @@ from transformers import PreTrainedModel
 
 VOCAB = 97
 COMMON: dict[str, Any] = (  # a config takes the fields it declares
-    dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4)
+    dict(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+    )
     | dict(num_key_value_heads=2, head_dim=8, max_position_embeddings=128, sliding_window=6)
-    | dict(pad_token_id=0, unpadded_vocab_size=VOCAB, ffn_dim=64, word_embed_proj_dim=32, max_seq_len=128)
-    | dict(num_experts=4, num_local_experts=4, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2)
-    | dict(moe_intermediate_size=32, shared_intermediate_size=32, shared_expert_intermediate_size=32)
+    | dict(
+        pad_token_id=0,
+        unpadded_vocab_size=VOCAB,
+        ffn_dim=64,
+        word_embed_proj_dim=32,
+        max_seq_len=128,
+    )
+    | dict(
+        num_experts=4,
+        num_local_experts=4,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+    )
+    | dict(
+        moe_intermediate_size=32, shared_intermediate_size=32, shared_expert_intermediate_size=32
+    )
     | dict(embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.5, logit_scale=0.5)
     | dict(kv_lora_rank=8, q_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8)
     | dict(index_topk=4, index_head_dim=8, index_n_heads=2, first_k_dense_replace=1, topk_group=1)
     | dict(vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=8, num_kv_shared_layers=0)
     | dict(laurel_rank=4, n_layers_per_attn_res_block=2, linear_head_dim=8, linear_num_heads=4)
-    | dict(linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
-    | dict(mamba_n_heads=4, mamba_n_groups=1, mamba_d_state=8, mamba_chunk_size=8, state_size=8, chunk_size=8)
+    | dict(
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+    )
+    | dict(
+        mamba_n_heads=4,
+        mamba_n_groups=1,
+        mamba_d_state=8,
+        mamba_chunk_size=8,
+        state_size=8,
+        chunk_size=8,
+    )
 )
 MIXED = ["sliding_attention", "full_attention"] * 2
 LINEAR = ["linear_attention", "full_attention"] * 2
@@ -32,7 +64,9 @@ def _lm(model: str, **fields: Any) -> Callable[[], PreTrainedModel]:
 
     def make() -> PreTrainedModel:
         cls = getattr(transformers, model)
-        known = {f.name for f in dataclasses.fields(cls.config_class)} | set(cls.config_class.attribute_map)
+        known = {f.name for f in dataclasses.fields(cls.config_class)} | set(
+            cls.config_class.attribute_map
+        )
         config = cls.config_class(**({k: v for k, v in COMMON.items() if k in known} | fields))
         for name, value in vars(config).items():
             if name.endswith(("drop", "dropout")) and isinstance(value, float):
@@ -111,8 +145,8 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
     "xglm": _lm("XGLMForCausalLM", d_model=32, num_layers=4, attention_heads=4),
 }
 
-# Layers that need more than the residual stream and their KV cache: a state passed from layer to layer, or a
-# recurrent state of their own.
+# Layers that need more than the residual stream and their KV cache: a state passed from layer to
+# layer, or a recurrent state of their own.
 UNSUPPORTED: dict[str, Callable[[], PreTrainedModel]] = {
     "bamba": _lm("BambaForCausalLM", attn_layer_indices=[1, 3]),
     "deepseek_v4": _lm("DeepseekV4ForCausalLM"),
@@ -120,15 +154,25 @@ UNSUPPORTED: dict[str, Callable[[], PreTrainedModel]] = {
     "falcon_mamba": _lm("FalconMambaForCausalLM"),
     "gemma3n": _lm("Gemma3nForCausalLM", layer_types=MIXED, activation_sparsity_pattern=[0.0] * 4),
     "gemma4": _lm("Gemma4ForCausalLM", layer_types=MIXED, global_head_dim=8),
-    "gemma4_shared": _lm("Gemma4ForCausalLM", layer_types=MIXED, num_kv_shared_layers=2, global_head_dim=8),
-    "glm_moe_dsa": _lm("GlmMoeDsaForCausalLM", num_key_value_heads=4, indexer_types=["full", "shared"] * 2),
+    "gemma4_shared": _lm(
+        "Gemma4ForCausalLM", layer_types=MIXED, num_kv_shared_layers=2, global_head_dim=8
+    ),
+    "glm_moe_dsa": _lm(
+        "GlmMoeDsaForCausalLM", num_key_value_heads=4, indexer_types=["full", "shared"] * 2
+    ),
     "granitemoehybrid": _lm("GraniteMoeHybridForCausalLM", layer_types=LINEAR),
     "hrm_text": _lm("HrmTextForCausalLM", num_hidden_layers=2),
     "hy_v4": _lm("HYV4ForCausalLM", num_key_value_heads=4),
     "inkling2": _lm("Inkling2ForCausalLM"),
-    "inkling2_loop": _lm("Inkling2LoopForCausalLM", loop_layer_index_start=2, loop_layer_index_end=4),
-    "jamba": _lm("JambaForCausalLM", attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False),
-    "kimi_linear": _lm("KimiLinearForCausalLM", num_key_value_heads=4, n_group=2, layer_types=LINEAR),
+    "inkling2_loop": _lm(
+        "Inkling2LoopForCausalLM", loop_layer_index_start=2, loop_layer_index_end=4
+    ),
+    "jamba": _lm(
+        "JambaForCausalLM", attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False
+    ),
+    "kimi_linear": _lm(
+        "KimiLinearForCausalLM", num_key_value_heads=4, n_group=2, layer_types=LINEAR
+    ),
     "lfm2": _lm("Lfm2ForCausalLM", layer_types=["conv", "full_attention"] * 2),
     "mamba": _lm("MambaForCausalLM"),
     "mamba2": _lm("Mamba2ForCausalLM", num_heads=4, head_dim=16, n_groups=1, expand=2),
@@ -140,12 +184,17 @@ UNSUPPORTED: dict[str, Callable[[], PreTrainedModel]] = {
     "recurrent_gemma": _lm("RecurrentGemmaForCausalLM", attention_window_size=6, lru_width=32),
     "rwkv": _lm("RwkvForCausalLM", context_length=128),
     "xlstm": _lm("xLSTMForCausalLM", num_heads=4, qk_dim_factor=1.0),
-    "zamba2": _lm("Zamba2ForCausalLM", layers_block_type=["linear_attention", "hybrid"] * 2, n_mamba_heads=4),
+    "zamba2": _lm(
+        "Zamba2ForCausalLM", layers_block_type=["linear_attention", "hybrid"] * 2, n_mamba_heads=4
+    ),
     "zaya": _lm("ZayaForCausalLM", num_experts_per_tok=1, router_hidden_size=8),
 }
 
-# The token embedding is multiplied by 4 and every other matrix by this, or greedy text is one repeated token.
-FACTORS = dict.fromkeys(ARCHITECTURES, 12.0) | dict(bloom=20.0, gpt_neox=32.0, phi=32.0, xglm=32.0, zaya=12.0)
+# The token embedding is multiplied by 4 and every other matrix by this, or greedy text is one
+# repeated token.
+FACTORS = dict.fromkeys(ARCHITECTURES, 12.0) | dict(
+    bloom=20.0, gpt_neox=32.0, phi=32.0, xglm=32.0, zaya=12.0
+)
 
 
 def build(name: str, seed: int = 0) -> PreTrainedModel:

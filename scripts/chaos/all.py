@@ -2,8 +2,9 @@
 
     python scripts/chaos/all.py [--seed 0] [kills damage ...]
 
-Prints a table. Without names it writes the table into docs/reliability.md too, and docs/results/reliability.json. Exits
-with 1 if a promise was broken or could not be tried to the end. Needs Linux; the trials with full disks need root besides.
+Prints a table. Without names it writes the table into docs/reliability.md too, and
+docs/results/reliability.json. Exits with 1 if a promise was broken or could not be tried to the
+end. Needs Linux; the trials with full disks need root besides.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def run(script: str, seed: int) -> Report:
     """Run a script to its end, or to its limit."""
     command = [sys.executable, str(HERE / f"{script}.py"), f"--seed={seed}"]
     started = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+    )
     try:
         text, _ = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
@@ -81,9 +84,13 @@ def read(script: str, text: str, seconds: int) -> Report:
     lines = text.splitlines()
     report = Report(script)
     for kept, tried, promise, own in COUNT.findall(text):
-        report.rows.append(Row(NAMES.get(script, "") + promise, int(tried), int(kept), int(own or seconds)))
+        report.rows.append(
+            Row(NAMES.get(script, "") + promise, int(tried), int(kept), int(own or seconds))
+        )
     report.broken = [line for line in lines if line.startswith("broken: ")]
-    report.skipped = [line.removeprefix("skipped: ") for line in lines if line.startswith("skipped: ")]
+    report.skipped = [
+        line.removeprefix("skipped: ") for line in lines if line.startswith("skipped: ")
+    ]
     if not report.broken and any(row.kept < row.tried for row in report.rows):
         report.broken.append(f"broken: {script}:\n{text[-3000:]}")
     return report
@@ -91,30 +98,48 @@ def read(script: str, text: str, seconds: int) -> Report:
 
 def rows_of(reports: list[Report]) -> str:
     """The table, in Markdown."""
-    rows = [[row.promise, row.tried, row.kept, row.seconds] for report in reports for row in report.rows]
+    rows = [
+        [row.promise, row.tried, row.kept, row.seconds] for report in reports for row in report.rows
+    ]
     rows += [[text, "skipped", "", ""] for report in reports for text in report.skipped]
     return table(["promise", "tried", "kept", "seconds"], [list(map(str, row)) for row in rows])
 
 
 def write(reports: list[Report], about: dict[str, Any]) -> None:
     """Put the figures into the page and beside it."""
-    found = {**about, "promises": [{"script": report.script, **asdict(row)} for report in reports for row in report.rows]}
+    found = {
+        **about,
+        "promises": [
+            {"script": report.script, **asdict(row)} for report in reports for row in report.rows
+        ],
+    }
     found["skipped"] = [text for report in reports for text in report.skipped]
     FIGURES.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    package = ", ".join(f"{name} {about[name]}" for name in ("torch", "transformers", "safetensors"))
+    package = ", ".join(
+        f"{name} {about[name]}" for name in ("torch", "transformers", "safetensors")
+    )
     told = (
-        f"`make chaos`, seed {about['seed']}: {about['seconds']} seconds on {about['cores']} cores, {about['date']}; "
-        f"{package}, Python {about['python']}, {about['system']}."
+        f"`make chaos`, seed {about['seed']}: {about['seconds']} seconds on {about['cores']} "
+        f"cores, {about['date']}; {package}, Python {about['python']}, {about['system']}."
     )
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{told}\n\n{rows_of(reports)}\n\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(
+        f"{before}{BEGIN}\n\n{told}\n\n{rows_of(reports)}\n\n{END}{after}", encoding="utf-8"
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scripts", nargs="*", metavar="script", help=f"some of {', '.join(SCRIPTS)}; all if left out")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "scripts",
+        nargs="*",
+        metavar="script",
+        help=f"some of {', '.join(SCRIPTS)}; all if left out",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of what is random in the trials")
     options = parser.parse_args()
     there = [name for name in SCRIPTS if (HERE / f"{name}.py").exists()]

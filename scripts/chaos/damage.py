@@ -2,9 +2,9 @@
 
     python scripts/chaos/damage.py [--seed 0]
 
-An interrupted run has to go on and end with the same weights, bit for bit, from this checkpoint or the one before, saying
-which it skipped; or to refuse with a sentence that names what is damaged. A finished one has to be evaluated and to
-generate as before, or to refuse. Nothing is ever removed.
+An interrupted run has to go on and end with the same weights, bit for bit, from this checkpoint or
+the one before, saying which it skipped; or to refuse with a sentence that names what is damaged. A
+finished one has to be evaluated and to generate as before, or to refuse. Nothing is ever removed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import random
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from forked import Outcome, run
@@ -25,6 +26,11 @@ STOPPED = 7  # killed in this step, with the checkpoints 4 and 6
 NEWEST, OLDER = SEED / "checkpoint-6", SEED / "checkpoint-4"
 
 Damage = Callable[[Path], object]
+
+
+def flip_bit(case: Path, name: str, place: int) -> None:
+    """Flip one bit of the newest checkpoint's file `name`."""
+    flip(case / NEWEST / name, place, 1 << place % 8)
 
 
 def flip(path: Path, place: int, bits: int = 0xFF) -> None:
@@ -77,10 +83,15 @@ class Trials:
         self.finished, self.stopped, self.case = work / "finished", work / "stopped", work / "case"
         self.command = write(self.finished, MADE)
         write(self.stopped, MADE)
-        for folder, before, expected in ((self.finished, None, "ok"), (self.stopped, stop_in_a_step, "killed")):
+        for folder, before, expected in (
+            (self.finished, None, "ok"),
+            (self.stopped, stop_in_a_step, "killed"),
+        ):
             outcome = run(self.command, folder, before=before)
             if outcome.kind != expected:
-                raise SystemExit(f"the run to be damaged could not be made: {outcome}\n{outcome.text}")
+                raise SystemExit(
+                    f"the run to be damaged could not be made: {outcome}\n{outcome.text}"
+                )
         self.expected = weights(self.finished / SEED / "model")
 
     def damaged(self, source: Path, damage: Callable[[Path], object]) -> Path:
@@ -91,7 +102,8 @@ class Trials:
         return self.case
 
     def resume(self, damage: Callable[[Path], object], names: tuple[str, ...]) -> str:
-        """What is wrong with how a damaged run goes on, "" if nothing; `names`: one of them is in what is said."""
+        """What is wrong with how a damaged run goes on, "" if nothing; `names`: one of them is in
+        what is said."""
         case = self.damaged(self.stopped, damage)
         kept = {path.name for path in (case / SEED).glob("checkpoint-*")}
         outcome = run(self.command, case, before=note_start)
@@ -104,18 +116,28 @@ class Trials:
         gone = kept - {path.name for path in (case / SEED).glob("checkpoint-*")}
         return f"it removed {sorted(gone)}; {outcome}" if gone else refused(outcome, names)
 
-    def use(self, damage: Callable[[Path], object], name: str, command: list[str], expected: str) -> str:
+    def use(
+        self, damage: Callable[[Path], object], name: str, command: list[str], expected: str
+    ) -> str:
         """What is wrong with how a damaged model is used, "" if nothing."""
         outcome = run(command, self.damaged(self.finished, damage))
         if outcome.kind == "ok":
-            return "" if results(outcome) == expected else f"it gives other results, and says nothing; {outcome}"
+            return (
+                ""
+                if results(outcome) == expected
+                else f"it gives other results, and says nothing; {outcome}"
+            )
         return refused(outcome, (name, "model"))
 
 
 def refused(outcome: Outcome, names: tuple[str, ...]) -> str:
     if outcome.kind != "refused":
         return str(outcome)
-    return "" if named(outcome, names) else f"it is refused, but what is damaged is not named; {outcome}"
+    return (
+        ""
+        if named(outcome, names)
+        else f"it is refused, but what is damaged is not named; {outcome}"
+    )
 
 
 def named(outcome: Outcome, names: tuple[str, ...]) -> bool:
@@ -125,7 +147,9 @@ def named(outcome: Outcome, names: tuple[str, ...]) -> bool:
 def results(outcome: Outcome) -> str:
     """What a command prints of results: the lines that are no sentence and no bar."""
     lines = outcome.text.replace("\r", "\n").splitlines()
-    return "\n".join(line for line in lines if not line.startswith("undertow: ") and "it/s" not in line)
+    return "\n".join(
+        line for line in lines if not line.startswith("undertow: ") and "it/s" not in line
+    )
 
 
 def single_files(made: Trials) -> Tally:
@@ -146,7 +170,8 @@ def harder(made: Trials, draw: random.Random) -> Tally:
     differing = [
         name
         for name in files
-        if (made.stopped / OLDER / name).read_bytes() != (made.stopped / NEWEST / name).read_bytes() and ".json" not in name
+        if (made.stopped / OLDER / name).read_bytes() != (made.stopped / NEWEST / name).read_bytes()
+        and ".json" not in name
     ]
     for name in differing:
         copied = lambda case, name=name: shutil.copy(case / OLDER / name, case / NEWEST / name)  # noqa: E731
@@ -154,7 +179,7 @@ def harder(made: Trials, draw: random.Random) -> Tally:
     for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
         size = (made.stopped / NEWEST / name).stat().st_size
         for place in (draw.randrange(size), draw.randrange(size)):
-            bit = lambda case, name=name, place=place: flip(case / NEWEST / name, place, 1 << place % 8)  # noqa: E731
+            bit = partial(flip_bit, name=name, place=place)
             tally.add(f"{name}, a bit of byte {place}", made.resume(bit, (name, "checkpoint-6")))
         shorter = lambda case, name=name, size=size: os.truncate(case / NEWEST / name, size - 1)  # noqa: E731
         tally.add(f"{name}, the last byte", made.resume(shorter, (name, "checkpoint-6")))
@@ -165,7 +190,9 @@ def harder(made: Trials, draw: random.Random) -> Tally:
             for checkpoint in (NEWEST, OLDER):
                 flip(case / checkpoint / name, (case / checkpoint / name).stat().st_size // 2)
 
-        tally.add(f"{name} of both checkpoints", made.resume(both, (name, "checkpoint-6", "checkpoint-4")))
+        tally.add(
+            f"{name} of both checkpoints", made.resume(both, (name, "checkpoint-6", "checkpoint-4"))
+        )
     return tally
 
 
@@ -173,7 +200,9 @@ def finished_models(made: Trials) -> Tally:
     tally = Tally("damaged models: the same results, or refused by name")
     uses = {"eval": ["eval", str(RUN)], "generate": ["generate", str(RUN), "101="]}
     expected = {name: results(run(command, made.finished)) for name, command in uses.items()}
-    files = sorted(path.relative_to(made.finished) for path in (made.finished / SEED / "model").iterdir())
+    files = sorted(
+        path.relative_to(made.finished) for path in (made.finished / SEED / "model").iterdir()
+    )
     for file in files:
         for how, damage in damages(file).items():
             done = lambda case, file=file, damage=damage: damage(case / file)  # noqa: E731

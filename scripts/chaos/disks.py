@@ -1,10 +1,12 @@
-"""Train on disks that are full, with files that may not grow, and in folders that may not be written.
+"""Train on disks that are full, with files that may not grow, and in folders that may not be
+written.
 
     python scripts/chaos/disks.py [--seed 0]
 
-Where there is no room the run has to end with a sentence; when there is room again, the same command has to give the weights
-of a run that always had it, with nothing left behind. The disks are small file systems in memory, which root alone may
-mount: without that, or as another user, these trials are skipped.
+Where there is no room the run has to end with a sentence; when there is room again, the same
+command has to give the weights of a run that always had it, with nothing left behind. The disks are
+small file systems in memory, which root alone may mount: without that, or as another user, these
+trials are skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +23,24 @@ from forked import run
 from small_runs import RUN, SEED, equal, names, short, weights, write
 from tally import Tally, first, main, skip
 
-SIZES = (4, 8, 16, 32, 64, 100, 140, 180, 260, 340, 420, 500, 560, 600, 640, 700)  # KiB; a whole run takes some 1,000
+SIZES = (
+    4,
+    8,
+    16,
+    32,
+    64,
+    100,
+    140,
+    180,
+    260,
+    340,
+    420,
+    500,
+    560,
+    600,
+    640,
+    700,
+)  # KiB; a whole run takes some 1,000
 ROOM = "50m"
 FILE_SIZES = (1_000, 20_000, 60_000)  # bytes that a file may have
 NOBODY = 65_534
@@ -76,7 +95,9 @@ def full_disks(work: Path, expected: Path) -> Tally | None:
                 first(
                     "" if before.kind in ("refused", "ok") else str(before),
                     "" if after.kind == "ok" else f"with more room: {after}",
-                    "" if equal(weights(disk / SEED / "model"), weights(expected)) else "its weights differ",
+                    ""
+                    if equal(weights(disk / SEED / "model"), weights(expected))
+                    else "its weights differ",
                     left_behind(disk / RUN),
                 ),
             )
@@ -95,7 +116,9 @@ def small_files(work: Path, expected: Path, tally: Tally) -> None:
             first(
                 "" if before.kind == "refused" else str(before),
                 "" if after.kind == "ok" else f"without the limit: {after}",
-                "" if equal(weights(case / SEED / "model"), weights(expected)) else "its weights differ",
+                ""
+                if equal(weights(case / SEED / "model"), weights(expected))
+                else "its weights differ",
                 left_behind(case / RUN),
             ),
         )
@@ -148,7 +171,9 @@ def trials(work: Path, seed: int) -> list[Tally]:
     finished = work / "finished"
     outcome = run(write(finished, short()), finished)
     if outcome.kind != "ok":
-        raise SystemExit(f"the training that the others are compared with failed: {outcome}\n{outcome.text}")
+        raise SystemExit(
+            f"the training that the others are compared with failed: {outcome}\n{outcome.text}"
+        )
     expected = finished / SEED / "model"
     full = full_disks(work, expected)
     files = full or Tally("files that may not grow: one sentence; then the same weights")

@@ -1,7 +1,8 @@
 """Run the real command line in a forked child, within limits, and tell what became of it.
 
-Forking saves the seconds that importing torch takes: the parent imports what the command needs, once, and each child starts
-from there as a process of its own, with its own signals, limits and end.
+Forking saves the seconds that importing torch takes: the parent imports what the command needs,
+once, and each child starts from there as a process of its own, with its own signals, limits and
+end.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Before torch and transformers are imported: one thread, no GPU, no network, and nothing written beside the sources.
-os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+# Before torch and transformers are imported: one thread, no GPU, no network, and nothing written
+# beside the sources.
+os.environ.update(
+    OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false"
+)
 sys.dont_write_bytecode = True
 
 codecs.lookup("utf-8-sig")  # a child that is another user may not read where Python's own files are
@@ -37,8 +41,9 @@ class Outcome:
     """What became of a command.
 
     Attributes:
-        kind: ok; refused: exit code 2 with a sentence and no traceback; traceback; hang: out of processor time, or not done
-            in time; killed: by a signal; interrupted: exit code 130 or 143 and no traceback; or exit N.
+        kind: ok; refused: exit code 2 with a sentence and no traceback; traceback; hang: out of
+            processor time, or not done in time; killed: by a signal; interrupted: exit code 130 or
+            143 and no traceback; or exit N.
         code: its exit code, negative for a signal, None if it had to be ended.
         text: what it printed, both streams.
         seconds: how long it took.
@@ -70,7 +75,11 @@ def kind_of(code: int | None, text: str) -> str:
     if code < 0:
         return "killed"
     if code == 2:
-        return "refused" if re.search(r"^(undertow: |undertow \w+: error: )\S", text, re.MULTILINE) else "exit 2"
+        return (
+            "refused"
+            if re.search(r"^(undertow: |undertow \w+: error: )\S", text, re.MULTILINE)
+            else "exit 2"
+        )
     if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
         return "interrupted"
     return "ok" if code == 0 else f"exit {code}"
@@ -95,7 +104,8 @@ class Child:
             os.kill(self.pid, number)
 
     def wait_for(self, condition: Callable[[], bool], limit: float, pause: float = 0.0005) -> bool:
-        """Wait until something is so, the child has ended or the seconds are over; whether it came to be so."""
+        """Wait until something is so, the child has ended or the seconds are over; whether it came
+        to be so."""
         until = time.monotonic() + limit
         while time.monotonic() < until:
             if condition():
@@ -112,7 +122,11 @@ class Child:
         if not in_time:
             self.kill()
             os.waitpid(self.pid, 0)
-        text = self.output.read_text(encoding="utf-8", errors="replace") if self.output.exists() else ""
+        text = (
+            self.output.read_text(encoding="utf-8", errors="replace")
+            if self.output.exists()
+            else ""
+        )
         code = self.code if in_time else None
         return Outcome(kind_of(code, text), code, text, time.monotonic() - self.started)
 
@@ -124,7 +138,8 @@ def start(
     memory: int = MEMORY,
     before: Callable[[], object] | None = None,
 ) -> Child:
-    """Start a command of `undertow`, or a function in its place, in a child whose working folder this is.
+    """Start a command of `undertow`, or a function in its place, in a child whose working folder
+    this is.
 
     Args:
         command: the words after `undertow`, or a function that returns an exit code.
@@ -146,8 +161,12 @@ def start(
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
-        sys.stdout, sys.stderr = (os.fdopen(each, "w", buffering=1, encoding="utf-8", closefd=False) for each in (1, 2))
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
+        sys.stdout, sys.stderr = (
+            os.fdopen(each, "w", buffering=1, encoding="utf-8", closefd=False) for each in (1, 2)
+        )
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # which a shell's background jobs ignore
         space = address_space() + memory
         resource.setrlimit(resource.RLIMIT_AS, (space, space))
         resource.setrlimit(resource.RLIMIT_CPU, (processor, processor + 2))
@@ -166,7 +185,9 @@ def start(
         os._exit(code)
 
 
-def run(command: Sequence[str] | Call, folder: Path, limit: float = 120.0, **settings: object) -> Outcome:
+def run(
+    command: Sequence[str] | Call, folder: Path, limit: float = 120.0, **settings: object
+) -> Outcome:
     """`start`, and wait for the end."""
     return start(command, folder, **settings).wait(limit)  # type: ignore[arg-type]
 

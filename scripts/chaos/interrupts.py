@@ -1,9 +1,11 @@
-"""Interrupt trainings with SIGINT and SIGTERM at random moments, and hold them to what they then say.
+"""Interrupt trainings with SIGINT and SIGTERM at random moments, and hold them to what they then
+say.
 
     python scripts/chaos/interrupts.py [--seed 0]
 
-The first signal lets the step end and saves; what is said of how to go on has to be true, and the same command has to give
-the weights and the log of a run that was left alone, bit for bit. A second signal ends at once.
+The first signal lets the step end and saves; what is said of how to go on has to be true, and the
+same command has to give the weights and the log of a run that was left alone, bit for bit. A second
+signal ends at once.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def true(outcome: Outcome, folder: Path) -> str:
     """What is untrue of what an interrupted training says, "" if nothing."""
     if outcome.kind != "interrupted":
         return str(outcome)
-    newest = max((int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*")), default=None)
+    newest = max(
+        (int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*")), default=None
+    )
     promised = re.search(r"checkpoint-(\d+)", outcome.said.splitlines()[-1] if outcome.said else "")
     if promised:
         return "" if int(promised[1]) == newest else f"the newest checkpoint is {newest}; {outcome}"
@@ -56,7 +60,9 @@ def trials(work: Path, seed: int) -> list[Tally]:
         folder = work / f"reference {saves}"
         outcome = run(write(folder, made(saves)), folder)
         if outcome.kind != "ok":
-            raise SystemExit(f"the training that the others are compared with failed: {outcome}\n{outcome.text}")
+            raise SystemExit(
+                f"the training that the others are compared with failed: {outcome}\n{outcome.text}"
+            )
         references[saves] = (folder / SEED, outcome.seconds)
     for number in range(TRIALS):
         saves = SAVES[number % len(SAVES)]
@@ -65,13 +71,17 @@ def trials(work: Path, seed: int) -> list[Tally]:
         folder = work / f"trial {number}"
         command = write(folder, made(saves))
         child = start(command, folder)
-        # From the first line of the log on, which is written when the steps begin; the evaluation comes after the training.
+        # From the first line of the log on, which is written when the steps begin; the evaluation
+        # comes after the training.
         child.wait_for((folder / SEED / "log.jsonl").exists, limit=60)
         child.wait_for(lambda: False, draw.random() * seconds * 0.7)
         child.kill(sent)
         stopped = child.wait()
         said = "" if stopped.kind == "ok" else true(stopped, folder / SEED)
-        before = max((int(path.name.rpartition("-")[2]) for path in (folder / SEED).glob("checkpoint-*")), default=0)
+        before = max(
+            (int(path.name.rpartition("-")[2]) for path in (folder / SEED).glob("checkpoint-*")),
+            default=0,
+        )
         outcome = run(command, folder, before=note_start)
         on = resumed_after(folder)
         kept.add(

@@ -1,10 +1,11 @@
-"""Kill trainings at random moments, go on by the same command, and compare with the same training left alone, bit for bit.
+"""Kill trainings at random moments, go on by the same command, and compare with the same training
+left alone, bit for bit.
 
     python scripts/chaos/kills.py [--seed 0]
 
-Eight recipes; each trial kills once or twice. Half of the kills come after a random time. The other half come at a random
-operation on a file of the run's folder, such as a rename in the middle of saving, where a kill does most harm: checkpoints,
-model, log, recipe and the others are drawn alike.
+Eight recipes; each trial kills once or twice. Half of the kills come after a random time. The other
+half come at a random operation on a file of the run's folder, such as a rename in the middle of
+saving, where a kill does most harm: checkpoints, model, log, recipe and the others are drawn alike.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from tally import Tally, first, main
 TRIALS = 60
 DEFAULT_SOLVER_TRIALS = 4
 # What the system tells of files: Python says so to audit hooks before it does it.
-OPERATIONS = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree")
+OPERATIONS = (
+    "open",
+    "os.mkdir",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.truncate",
+    "shutil.rmtree",
+)
 
 LOOPED = {"looped": {"prelude": [0], "core": [1], "coda": [2]}}
 GPT2 = {"architecture": "gpt2", "layers": 2, "width": 32, "heads": 4}  # has dropout
@@ -38,21 +47,30 @@ RECIPES = {
     "sequential": recipe(solver="sequential"),
     "dropout": recipe(model=GPT2),
     "epochs, turboconn": recipe(
-        recurrence=TURBOCONN, solver="sequential", training={"examples": 150, "epochs": 3, "gate_multiplier": 1.0}
+        recurrence=TURBOCONN,
+        solver="sequential",
+        training={"examples": 150, "epochs": 3, "gate_multiplier": 1.0},
     ),
     "groups, scan": recipe(task=GROUPS, solver=SCAN, training={"compare_every": 7}),
     "depth": recipe(
-        recurrence=None, depth=LOOPED, model={"layers": 3, "width": 32, "heads": 4}, training={"gate_multiplier": 1.0}
+        recurrence=None,
+        depth=LOOPED,
+        model={"layers": 3, "width": 32, "heads": 4},
+        training={"gate_multiplier": 1.0},
     ),
     "bf16": recipe(training={"precision": "bf16"}),
-    "one evaluation, at the end": recipe(solver={"kind": "jacobi"}, training={"evaluate_every": None}),
+    "one evaluation, at the end": recipe(
+        solver={"kind": "jacobi"}, training={"evaluate_every": None}
+    ),
 }
 
 
 def watch(seen: Callable[[int, str], object]) -> None:
-    """Call `seen` at each operation that writes in the run's folder, before it is done, with its number and what it is on.
+    """Call `seen` at each operation that writes in the run's folder, before it is done, with its
+    number and what it is on.
 
-    That is the first part of a name there: checkpoint, model, recipe, log, ...; temporary names count as what they become.
+    That is the first part of a name there: checkpoint, model, recipe, log, ...; temporary names
+    count as what they become.
     """
     place, count = re.compile(rf"{re.escape(str(SEED))}/?\.?([a-z]*)"), 0
 
@@ -71,12 +89,18 @@ def watch(seen: Callable[[int, str], object]) -> None:
 def writes(arguments: tuple[Any, ...]) -> bool:
     """Whether a file is opened to write to it: by a mode such as "w", or by flags."""
     _, mode, flags = arguments
-    return any(letter in mode for letter in "wax+") if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
+    return (
+        any(letter in mode for letter in "wax+")
+        if isinstance(mode, str)
+        else bool(flags & (os.O_WRONLY | os.O_RDWR))
+    )
 
 
 def kill_at(number: int) -> Callable[[], None]:
     """What has this process killed at that operation."""
-    return lambda: watch(lambda count, on: os.kill(os.getpid(), signal.SIGKILL) if count == number else None)
+    return lambda: watch(
+        lambda count, on: os.kill(os.getpid(), signal.SIGKILL) if count == number else None
+    )
 
 
 def operations(command: list[str], folder: Path) -> dict[str, list[int]]:
@@ -96,12 +120,19 @@ def operations(command: list[str], folder: Path) -> dict[str, list[int]]:
 
 
 def kill_and_resume(
-    command: list[str], folder: Path, draw: random.Random, seconds: float, points: dict[str, list[int]]
+    command: list[str],
+    folder: Path,
+    draw: random.Random,
+    seconds: float,
+    points: dict[str, list[int]],
 ) -> str:
-    """Kill a training once or twice, then let the same command end it; what is wrong with that, "" if nothing."""
+    """Kill a training once or twice, then let the same command end it; what is wrong with that, ""
+    if nothing."""
     for _ in range(draw.randint(1, 2)):
         if draw.random() < 0.5:
-            outcome = run(command, folder, before=kill_at(draw.choice(points[draw.choice(sorted(points))])))
+            outcome = run(
+                command, folder, before=kill_at(draw.choice(points[draw.choice(sorted(points))]))
+            )
         else:
             child = start(command, folder)
             child.wait_for(lambda: False, draw.random() * seconds)
@@ -121,7 +152,10 @@ def trials(work: Path, seed: int) -> list[Tally]:
         folder = work / f"reference {name}"
         outcome = run(write(folder, made), folder)
         if outcome.kind != "ok":
-            raise SystemExit(f"the training that the others are compared with failed ({name}): {outcome}\n{outcome.text}")
+            raise SystemExit(
+                f"the training that the others are compared with failed ({name}): "
+                f"{outcome}\n{outcome.text}"
+            )
         references[name] = (folder / SEED, outcome.seconds)
     points = operations(write(work / "counted", RECIPES["auto"]), work / "counted")
     for number in range(TRIALS):
@@ -138,9 +172,16 @@ def trials(work: Path, seed: int) -> list[Tally]:
         made = recipe(solver={"kind": "auto"})
         fault = kill_and_resume(write(folder, made), folder, draw, references["auto"][1], points)
         steps = [entry["step"] for entry in measured(folder / SEED) if "loss" in entry]
-        lost = "" if steps == list(range(1, made["training"]["steps"] + 1)) else f"the log has the steps {steps}"
+        lost = (
+            ""
+            if steps == list(range(1, made["training"]["steps"] + 1))
+            else f"the log has the steps {steps}"
+        )
         model = weights(folder / SEED / "model")
-        ends.add(f"trial {number}", first(fault, lost, "" if model and finite(model) else "no sound model"))
+        ends.add(
+            f"trial {number}",
+            first(fault, lost, "" if model and finite(model) else "no sound model"),
+        )
         shutil.rmtree(folder)
     return [same, ends]
 

@@ -1,11 +1,13 @@
-"""Give the command line malformed input of every kind, and see that each is refused in one sentence, at once.
+"""Give the command line malformed input of every kind, and see that each is refused in one
+sentence, at once.
 
     python scripts/chaos/malformed.py [--seed 0] [--only recipe]
 
-Recipes, overrides, studies, data, runs, model folders and names; each in a process of its own, forked from one that has
-everything imported, with limits of time and memory. Clean is: exit code 0, or 2 with a last line of `undertow: ...` within
-two seconds of CPU time; no traceback, no hang, and nothing written beside the folder that the case may write to. Prints a
-table and `N of N clean`; exits with 1 if any is not.
+Recipes, overrides, studies, data, runs, model folders and names; each in a process of its own,
+forked from one that has everything imported, with limits of time and memory. Clean is: exit code 0,
+or 2 with a last line of `undertow: ...` within two seconds of CPU time; no traceback, no hang, and
+nothing written beside the folder that the case may write to. Prints a table and `N of N clean`;
+exits with 1 if any is not.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 
 import matplotlib.backends.backend_agg
 import matplotlib.figure  # noqa: F401
@@ -92,9 +99,13 @@ def judged(code: int, seconds: float, text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the junk that each key gets")
-    parser.add_argument("--only", help="one group: recipe, override, study, name, data, run, place or argument")
+    parser.add_argument(
+        "--only", help="one group: recipe, override, study, name, data, run, place or argument"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     root = Path(tempfile.mkdtemp(prefix="malformed-"))
@@ -136,12 +147,18 @@ def report(options: argparse.Namespace, root: Path, finished: Path) -> int:
         elif became != "ok":
             wrong += 1
             last = (text.strip().splitlines() or [""])[-1]
-            print(f"{group}: {label!a}: {became} after {seconds:.1f} s: {ascii(last)[:200]}", flush=True)
+            print(
+                f"{group}: {label!a}: {became} after {seconds:.1f} s: {ascii(last)[:200]}",
+                flush=True,
+            )
     total = sum(sum(counter.values()) for counter in counts.values())
     print(f"\n{'kind':<10} {'inputs':>6} {'refused':>8} {'harmless':>9} {'not clean':>10}")
     for group, counter in counts.items():
         bad = sum(count for became, count in counter.items() if became not in ("ok", "refused"))
-        print(f"{group:<10} {sum(counter.values()):>6} {counter['refused']:>8} {counter['ok']:>9} {bad:>10}")
+        print(
+            f"{group:<10} {sum(counter.values()):>6} {counter['refused']:>8} {counter['ok']:>9} "
+            f"{bad:>10}"
+        )
     print(f"slowest refusal: {slowest:.1f} s of CPU time\n{total - wrong} of {total} clean")
     return 1 if wrong else 0
 

@@ -1,4 +1,5 @@
-"""The malformed inputs of `malformed.py`: what each is called, the command that gets it, and what prepares its folder."""
+"""The malformed inputs of `malformed.py`: what each is called, the command that gets it, and what
+prepares its folder."""
 
 from __future__ import annotations
 
@@ -58,7 +59,12 @@ def data_files() -> Iterator[tuple[str, str, str, bytes]]:
     """Label, kind, ending and content."""
     for kind, (ending, good) in GOOD.items():
         for row in ROWS:
-            yield f"{kind} {row[:24]!r}", kind, ending, (good * (ending == "jsonl") + row + "\n").encode()
+            yield (
+                f"{kind} {row[:24]!r}",
+                kind,
+                ending,
+                (good * (ending == "jsonl") + row + "\n").encode(),
+            )
         for name, data in {
             "utf-16": good.encode("utf-16"),
             "latin": b"\xe4" + good.encode(),
@@ -86,7 +92,11 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 SEED, OF_STUDY = "runs/x/seed-0", "runs/s/one/seed-0"
 READERS = {
-    f"{SEED}/recipe.yaml": (["eval", "runs/x"], ["inspect", "choices", "runs/x"], ["train", "r.yaml"]),
+    f"{SEED}/recipe.yaml": (
+        ["eval", "runs/x"],
+        ["inspect", "choices", "runs/x"],
+        ["train", "r.yaml"],
+    ),
     f"{SEED}/log.jsonl": (["inspect", "latency", "runs/x"], ["inspect", "gates", "runs/x"]),
     f"{SEED}/accuracy.json": (["inspect", "lengths", "runs/x"],),
     f"{SEED}/versions.json": (["eval", "runs/x"],),
@@ -108,10 +118,29 @@ OPENERS = (
     ["generate", "PLACE", "1="],
     ["inspect", "parameters", "PLACE"],
 )
-OPENERS += (["inspect", "lengths", "PLACE"], ["convert", "PLACE", "out", "--whole"], ["convert", "PLACE", "out", "--huginn"])
-OPENERS += (["chains", "PLACE", "out"], ["eval", "runs/x", "--data=PLACE"], ["train", "r.yaml", "--model={path: PLACE}"])
-OPENERS += (["train", "r.yaml", "--task={kind: gsm8k, train: PLACE, test: PLACE}", "--evaluation.lengths=[]"],)
-ARGUMENTS = [["generate", "runs/x", ""], ["generate", "runs/x", "\ud800"], ["generate", "runs/x", "1=", "--temperature=nan"]]
+OPENERS += (
+    ["inspect", "lengths", "PLACE"],
+    ["convert", "PLACE", "out", "--whole"],
+    ["convert", "PLACE", "out", "--huginn"],
+)
+OPENERS += (
+    ["chains", "PLACE", "out"],
+    ["eval", "runs/x", "--data=PLACE"],
+    ["train", "r.yaml", "--model={path: PLACE}"],
+)
+OPENERS += (
+    [
+        "train",
+        "r.yaml",
+        "--task={kind: gsm8k, train: PLACE, test: PLACE}",
+        "--evaluation.lengths=[]",
+    ],
+)
+ARGUMENTS = [
+    ["generate", "runs/x", ""],
+    ["generate", "runs/x", "\ud800"],
+    ["generate", "runs/x", "1=", "--temperature=nan"],
+]
 ARGUMENTS += [
     ["generate", "runs/x", "1=", f"--max-new-tokens={10**30}"],
     ["generate", "runs/x", "1" * 500 + "="],
@@ -139,7 +168,10 @@ def put(place: str, path: Path) -> None:
     if place == "pipe":
         os.mkfifo(path)
     elif place == "socket":
-        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:  # names of sockets are short
+        with (
+            contextlib.chdir(path.parent),
+            socket.socket(socket.AF_UNIX) as made,
+        ):  # names of sockets are short
             made.bind(path.name)
     elif place == "folder":
         path.mkdir()
@@ -147,7 +179,9 @@ def put(place: str, path: Path) -> None:
         path.symlink_to({"device": "/dev/zero", "loop": path.name, "dangling": "nowhere"}[place])
 
 
-def cases(seed: int, finished: Path) -> Iterator[tuple[str, str, list[str], Callable[[Path], None]]]:
+def cases(
+    seed: int, finished: Path
+) -> Iterator[tuple[str, str, list[str], Callable[[Path], None]]]:
     """Group, label, command, and what prepares the folder that it runs in."""
 
     def writes(name: str, data: bytes) -> Callable[[Path], None]:
@@ -156,22 +190,38 @@ def cases(seed: int, finished: Path) -> Iterator[tuple[str, str, list[str], Call
     for label, data in recipes(random.Random(seed)):
         yield "recipe", label, ["train", "r.yaml"], writes("r.yaml", data)
     for override in OVERRIDES:
-        yield "override", override[:40], ["train", "r.yaml", override], writes("r.yaml", dumped(TRAINED))
+        yield (
+            "override",
+            override[:40],
+            ["train", "r.yaml", override],
+            writes("r.yaml", dumped(TRAINED)),
+        )
     for label, data in studies():
         yield "study", label, ["study", "s.yaml"], writes("s.yaml", data)
     for name in NAMES:
-        yield "name", repr(name[:20]), ["train", "r.yaml"], writes("r.yaml", dumped(TRAINED | {"name": name}))
+        yield (
+            "name",
+            repr(name[:20]),
+            ["train", "r.yaml"],
+            writes("r.yaml", dumped(TRAINED | {"name": name})),
+        )
     for label, kind, ending, data in data_files():
-        task = {"kind": kind, "test": f"d.{ending}"} | ({} if kind == "bbh-arithmetic" else {"train": f"d.{ending}"})
+        task = {"kind": kind, "test": f"d.{ending}"} | (
+            {} if kind == "bbh-arithmetic" else {"train": f"d.{ending}"}
+        )
         if kind in ("text", "documents"):
             task = {"kind": "text", "files": [f"d.{ending}"], "context": 8}
         model = TRAINED["model"] | (
-            {} if kind in ("text", "documents") else {"tokenizer": str(finished / "runs/x/seed-0/model")}
+            {}
+            if kind in ("text", "documents")
+            else {"tokenizer": str(finished / "runs/x/seed-0/model")}
         )
         evaluation = {"examples": 2, "batch": 2}
         recipe = dumped(TRAINED | {"task": task, "model": model, "evaluation": evaluation})
 
-        def both(folder: Path, data: bytes = data, ending: str = ending, recipe: bytes = recipe) -> None:
+        def both(
+            folder: Path, data: bytes = data, ending: str = ending, recipe: bytes = recipe
+        ) -> None:
             (folder / f"d.{ending}").write_bytes(data)
             (folder / "r.yaml").write_bytes(recipe)
 
@@ -180,7 +230,9 @@ def cases(seed: int, finished: Path) -> Iterator[tuple[str, str, list[str], Call
         for how, damage in DAMAGE.items():
             for command in commands:
 
-                def harm(folder: Path, name: str = name, damage: Callable[[bytes], bytes] = damage) -> None:
+                def harm(
+                    folder: Path, name: str = name, damage: Callable[[bytes], bytes] = damage
+                ) -> None:
                     path = folder / name
                     path.write_bytes(damage(path.read_bytes()))
 

@@ -14,7 +14,15 @@ RECIPE: dict[str, Any] = {
     "output": "runs",
     "seeds": [0],
     "task": {"kind": "parity", "template": "bare", "min_length": 1, "max_length": 16, "seed": 0},
-    "model": {"architecture": "llama", "layers": 2, "width": 16, "heads": 2, "positions": 64, "settings": {}, "pauses": 0}
+    "model": {
+        "architecture": "llama",
+        "layers": 2,
+        "width": 16,
+        "heads": 2,
+        "positions": 64,
+        "settings": {},
+        "pauses": 0,
+    }
     | {
         "head_width": 8,
         "key_value_heads": 2,
@@ -24,16 +32,64 @@ RECIPE: dict[str, Any] = {
         "path": None,
     },
     "recurrence": {"kind": "t2mlr", "first_layer": 0, "last_layer": 1},
-    "solver": {"kind": "auto", "tolerance": 0.01, "every": 32, "gradient": "adjoint(0.1)", "rollout_cost": 2.0},
+    "solver": {
+        "kind": "auto",
+        "tolerance": 0.01,
+        "every": 32,
+        "gradient": "adjoint(0.1)",
+        "rollout_cost": 2.0,
+    },
     "depth": None,
     "lora": None,
-    "training": {"steps": 2, "batch": 2, "accumulate": 1, "learning_rate": 1e-3, "schedule": "linear", "warmup_steps": 1}
-    | {"floor": 0.0, "gate_multiplier": 1.0, "weight_decay": 0.01, "clip": 1.0, "precision": "fp32", "max_tokens": None}
-    | {"log_every": 1, "evaluate_every": None, "evaluate_examples": 2, "save_every": None, "threads": 1, "epochs": None},
-    "evaluation": {"lengths": [8], "examples": 2, "batch": 2, "temperature": None, "max_new_tokens": 2},
+    "training": {
+        "steps": 2,
+        "batch": 2,
+        "accumulate": 1,
+        "learning_rate": 1e-3,
+        "schedule": "linear",
+        "warmup_steps": 1,
+    }
+    | {
+        "floor": 0.0,
+        "gate_multiplier": 1.0,
+        "weight_decay": 0.01,
+        "clip": 1.0,
+        "precision": "fp32",
+        "max_tokens": None,
+    }
+    | {
+        "log_every": 1,
+        "evaluate_every": None,
+        "evaluate_examples": 2,
+        "save_every": None,
+        "threads": 1,
+        "epochs": None,
+    },
+    "evaluation": {
+        "lengths": [8],
+        "examples": 2,
+        "batch": 2,
+        "temperature": None,
+        "max_new_tokens": 2,
+    },
 }
-TURBOCONN = {"kind": "turboconn", "connections": [[1, 0]], "lag": 1, "alpha": 1.0, "rank": 4, "normalize": False}
-LOOPED = {"prelude": [0], "core": [1], "coda": [], "injection": "adapter", "depth": 2, "backward": 2, "state_std": 0.1}
+TURBOCONN = {
+    "kind": "turboconn",
+    "connections": [[1, 0]],
+    "lag": 1,
+    "alpha": 1.0,
+    "rank": 4,
+    "normalize": False,
+}
+LOOPED = {
+    "prelude": [0],
+    "core": [1],
+    "coda": [],
+    "injection": "adapter",
+    "depth": 2,
+    "backward": 2,
+    "state_std": 0.1,
+}
 DEPTH = {
     "looped": LOOPED,
     "objective": "last",
@@ -141,7 +197,11 @@ def laughs(levels: int, key: str = "") -> str:
 def recipes(random_: random.Random) -> Iterator[tuple[str, bytes]]:
     """Every key with some of the junk as its value, and texts that are no recipes."""
     plain = {key: value for key, value in RECIPE.items() if key not in ("recurrence", "depth")}
-    variants = [RECIPE, RECIPE | {"recurrence": TURBOCONN, "solver": "sequential"}, plain | {"depth": DEPTH}]
+    variants = [
+        RECIPE,
+        RECIPE | {"recurrence": TURBOCONN, "solver": "sequential"},
+        plain | {"depth": DEPTH},
+    ]
     for variant, only in zip(variants, (None, "recurrence", "depth"), strict=True):
         for path in leaves(variant):
             if only is not None and path[0] != only:

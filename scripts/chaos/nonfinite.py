@@ -1,10 +1,11 @@
-"""Let a loss, a gradient or a weight be no number in the middle of a training, and look what is left.
+"""Let a loss, a gradient or a weight be no number in the middle of a training, and look what is
+left.
 
     python scripts/chaos/nonfinite.py [--seed 0]
 
-The run has to stop, naming the step and the last good checkpoint, with nothing on the disk that is not finite. The same
-command without the fault has to give the weights of a run that never had it; a lower rate has to go on from there, and the
-log has to say so.
+The run has to stop, naming the step and the last good checkpoint, with nothing on the disk that is
+not finite. The same command without the fault has to give the weights of a run that never had it; a
+lower rate has to go on from there, and the log has to say so.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from forked import Outcome, run
-from small_runs import SEED, equal, finite, log_entries, note_start, recipe, resumed_after, weights, write
+from small_runs import (
+    SEED,
+    equal,
+    finite,
+    log_entries,
+    note_start,
+    recipe,
+    resumed_after,
+    weights,
+    write,
+)
 from tally import Tally, first, main
 
 # What goes wrong, at which of thirty steps, and settings that are another than usual.
@@ -38,8 +49,19 @@ RATES = (1e3, 1e30, float("inf"), float("nan"))
 
 
 def made(changes: dict[str, Any]) -> dict[str, Any]:
-    usual = {"steps": 30, "batch": 4, "accumulate": 1, "learning_rate": 3e-3, "warmup_steps": 1, "gate_multiplier": 20.0}
-    training = usual | {"log_every": 10, "save_every": 2, "evaluate_every": None, "evaluate_examples": 4} | changes
+    usual = {
+        "steps": 30,
+        "batch": 4,
+        "accumulate": 1,
+        "learning_rate": 3e-3,
+        "warmup_steps": 1,
+        "gate_multiplier": 20.0,
+    }
+    training = (
+        usual
+        | {"log_every": 10, "save_every": 2, "evaluate_every": None, "evaluate_examples": 4}
+        | changes
+    )
     return recipe(model={"layers": 2, "width": 16, "heads": 2, "positions": 64}, training=training)
 
 
@@ -117,15 +139,22 @@ def trials(work: Path, seed: int) -> list[Tally]:
         same = equal(weights(case / SEED / "model"), weights(reference / SEED / "model"))
         again.add(trial, "" if outcome.kind == "ok" and same else f"other weights; {outcome}")
 
-        newest = max((int(path.name.rpartition("-")[2]) for path in (other / SEED).glob("checkpoint-*")), default=0)
-        outcome = run(write(other, made(changes | {"learning_rate": 1e-4})), other, before=note_start)
+        newest = max(
+            (int(path.name.rpartition("-")[2]) for path in (other / SEED).glob("checkpoint-*")),
+            default=0,
+        )
+        outcome = run(
+            write(other, made(changes | {"learning_rate": 1e-4})), other, before=note_start
+        )
         entries = log_entries(other / SEED)
         recorded = any("learning_rate" in str(entry) and "event" in entry for entry in entries)
         lower.add(
             trial,
             first(
                 "" if outcome.kind == "ok" else str(outcome),
-                "" if resumed_after(other) == newest else f"it went on from step {resumed_after(other)} and not {newest}",
+                ""
+                if resumed_after(other) == newest
+                else f"it went on from step {resumed_after(other)} and not {newest}",
                 "" if recorded else "the log does not say so",
                 "" if finite(weights(other / SEED / "model")) else "the model is not finite",
             ),
@@ -134,7 +163,9 @@ def trials(work: Path, seed: int) -> list[Tally]:
         folder = work / f"rate {rate}"
         outcome = run(write(folder, made({"learning_rate": rate})), folder)
         done = outcome.kind == "ok" and finite(weights(folder / SEED / "model"))
-        fault = "" if done else str(outcome) if outcome.kind != "refused" else on_disk(folder / SEED)
+        fault = (
+            "" if done else str(outcome) if outcome.kind != "refused" else on_disk(folder / SEED)
+        )
         stops.add(f"learning rate {rate}", fault)
     return [stops, again, lower]
 

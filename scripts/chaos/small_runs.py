@@ -38,8 +38,16 @@ BASE = {
     "training": TRAINING,
     "evaluation": {"lengths": [8], "examples": 4},
 }
-# The same experiment with half the work: for trials in which the training itself is not what is tried.
-SHORT = {"steps": 8, "batch": 4, "save_every": 2, "warmup_steps": 1, "evaluate_every": None, "evaluate_examples": 2}
+# The same experiment with half the work: for trials in which the training itself is not what is
+# tried.
+SHORT = {
+    "steps": 8,
+    "batch": 4,
+    "save_every": 2,
+    "warmup_steps": 1,
+    "evaluate_every": None,
+    "evaluate_examples": 2,
+}
 # What of a line of the log is a time, and so another every time.
 TIMES = ("elapsed", "seconds_per_step", "runtime", "per_second", "total_flos")
 RUN = Path("runs/trial")
@@ -47,7 +55,8 @@ SEED = RUN / "seed-0"
 
 
 def recipe(**changes: Any) -> dict[str, Any]:
-    """The base recipe with some sections replaced, None for none; `training` has its keys replaced one by one."""
+    """The base recipe with some sections replaced, None for none; `training` has its keys replaced
+    one by one."""
     made = copy.deepcopy(BASE)
     for name, value in changes.items():
         if name == "training":
@@ -72,7 +81,8 @@ def write(folder: Path, made: dict[str, Any]) -> list[str]:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a model's or a checkpoint's folder, by file and name; empty if there is no such folder."""
+    """All tensors of a model's or a checkpoint's folder, by file and name; empty if there is no
+    such folder."""
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
         found |= {f"{path.name}:{name}": tensor for name, tensor in load_file(path).items()}
@@ -81,7 +91,11 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     """Whether there are weights, and they are the same, bit for bit."""
-    return bool(one) and one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return (
+        bool(one)
+        and one.keys() == other.keys()
+        and all(torch.equal(one[name], other[name]) for name in one)
+    )
 
 
 def finite(tensors: dict[str, torch.Tensor]) -> bool:
@@ -91,13 +105,20 @@ def finite(tensors: dict[str, torch.Tensor]) -> bool:
 def log_entries(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's log; what is no line of JSON is an error."""
     path = folder / "log.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    return (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if path.is_file()
+        else []
+    )
 
 
 def measured(folder: Path) -> list[dict[str, Any]]:
-    """What a run's log says of its steps, in order and without times: losses, norms, sweeps, evaluations."""
+    """What a run's log says of its steps, in order and without times: losses, norms, sweeps,
+    evaluations."""
     entries = [entry for entry in log_entries(folder) if "loss" in entry or "eval_loss" in entry]
-    return [{key: value for key, value in entry.items() if not key.endswith(TIMES)} for entry in entries]
+    return [
+        {key: value for key, value in entry.items() if not key.endswith(TIMES)} for entry in entries
+    ]
 
 
 def note_start() -> None:
@@ -116,7 +137,8 @@ def note_start() -> None:
 
 
 def resumed_after(folder: Path) -> int | None:
-    """The step that the last training with `note_start` went on from in a working folder; None if it took no step."""
+    """The step that the last training with `note_start` went on from in a working folder; None if
+    it took no step."""
     note = folder / "resumed-after"
     return int(note.read_text()) if note.exists() else None
 
@@ -127,7 +149,8 @@ def names(folder: Path) -> list[str]:
 
 
 def whole(folder: Path, reference: Path) -> str:
-    """What a finished run lacks of being the reference's: the first difference, or "" if it is the same, bit for bit."""
+    """What a finished run lacks of being the reference's: the first difference, or "" if it is the
+    same, bit for bit."""
     if not equal(weights(folder / "model"), weights(reference / "model")):
         return "its weights differ" if (folder / "model").is_dir() else "it has no model"
     if measured(folder) != measured(reference):

@@ -1,4 +1,5 @@
-"""Count what was tried and kept, and say it in lines that `all.py` reads: ``N of M promise (S s)``."""
+"""Count what was tried and kept, and say it in lines that `all.py` reads: ``N of M promise (S
+s)``."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from forked import warm_up
 
 
 class Tally:
-    """The trials of one promise. Those that broke it are printed as they come, the count by `tell`."""
+    """The trials of one promise. Those that broke it are printed as they come, the count by
+    `tell`."""
 
     since = time.monotonic()  # when the last trial of this process ended, of whichever promise
 
@@ -31,7 +33,8 @@ class Tally:
             print(f"broken: {self.promise}: {trial}: {fault}", flush=True)
 
     def tell(self) -> bool:
-        """Print the count; whether every trial kept the promise. One that was never tried is not kept."""
+        """Print the count; whether every trial kept the promise. One that was never tried is not
+        kept."""
         print(f"{self.kept} of {self.tried} {self.promise} ({self.seconds:.0f} s)", flush=True)
         return self.kept == self.tried > 0
 
@@ -48,7 +51,9 @@ def first(*faults: str) -> str:
 
 def main(trials: Callable[[Path, int], list[Tally]], about: str | None) -> None:
     """Run a script's trials in a folder of their own, and exit with 1 if a promise was broken."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0, help="of what is random in the trials")
     options = parser.parse_args()
     warm_up()

@@ -2,8 +2,8 @@
 
     python scripts/chaos/two_processes.py [--seed 0]
 
-Exactly one may train. The other is refused, saying which process holds the folder, and changes nothing: the weights are
-those of a run that was alone. A process that was killed holds nothing.
+Exactly one may train. The other is refused, saying which process holds the folder, and changes
+nothing: the weights are those of a run that was alone. A process that was killed holds nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,19 @@ from forked import Child, Outcome, run, start
 from small_runs import RUN, SEED, recipe, whole, write
 from tally import Tally, first, main
 
-# How far the first is when the second starts: seconds after its start, or a name that has come to be.
-MOMENTS = (0.0, 0.05, 0.2, 0.5, "log.jsonl", "checkpoint-4", "checkpoint-8", "checkpoint-16", "model")
+# How far the first is when the second starts: seconds after its start, or a name that has come to
+# be.
+MOMENTS = (
+    0.0,
+    0.05,
+    0.2,
+    0.5,
+    "log.jsonl",
+    "checkpoint-4",
+    "checkpoint-8",
+    "checkpoint-16",
+    "model",
+)
 
 
 def reach(first_one: Child, moment: float | str, folder: Path) -> None:
@@ -29,7 +40,11 @@ def reach(first_one: Child, moment: float | str, folder: Path) -> None:
 def refused_by_name(outcome: Outcome, holder: Child) -> str:
     if outcome.kind != "refused":
         return f"the other one: {outcome}"
-    return "" if str(holder.pid) in outcome.said else f"it does not say that process {holder.pid} holds it; {outcome}"
+    return (
+        ""
+        if str(holder.pid) in outcome.said
+        else f"it does not say that process {holder.pid} holds it; {outcome}"
+    )
 
 
 def together(case: Path, reference: Path, moment: float | str) -> str:
@@ -45,7 +60,11 @@ def together(case: Path, reference: Path, moment: float | str) -> str:
         return f"neither was done: {outcomes[one]}; {outcomes[other]}"
     loser = one if won[0] is other else other
     # The other one may come when all is done: it is told so then, as it is without the first.
-    told = "" if len(won) == 2 and (late or moment == "model") else refused_by_name(outcomes[loser], won[0])
+    told = (
+        ""
+        if len(won) == 2 and (late or moment == "model")
+        else refused_by_name(outcomes[loser], won[0])
+    )
     return first(told, whole(case / SEED, reference))
 
 
@@ -53,7 +72,9 @@ def trials(work: Path, seed: int) -> list[Tally]:
     alone = work / "alone"
     outcome = run(write(alone, recipe()), alone)
     if outcome.kind != "ok":
-        raise SystemExit(f"the training that the others are compared with failed: {outcome}\n{outcome.text}")
+        raise SystemExit(
+            f"the training that the others are compared with failed: {outcome}\n{outcome.text}"
+        )
     reference = alone / SEED
     one = Tally("two processes in one folder: one trains as if alone, one is refused")
     for moment in MOMENTS:
@@ -68,7 +89,9 @@ def trials(work: Path, seed: int) -> list[Tally]:
     held.kill()
     held.wait()
     outcome = run(command, case)
-    free.add("killed", first("" if outcome.kind == "ok" else str(outcome), whole(case / SEED, reference)))
+    free.add(
+        "killed", first("" if outcome.kind == "ok" else str(outcome), whole(case / SEED, reference))
+    )
     beside = work / "beside"
     children = []
     for name in ("trial", "other"):

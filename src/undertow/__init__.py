@@ -3,8 +3,8 @@
     model = AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-1.7B-Instruct")
     undertow.attach(model, undertow.T2MLR.from_paper(5, 28))
 
-The model stays a `transformers` model: train it, generate with it and save it as ever. Importing this package lets
-`AutoModelForCausalLM.from_pretrained` load what such a model saved.
+The model stays a `transformers` model: train it, generate with it and save it as ever. Importing
+this package lets `AutoModelForCausalLM.from_pretrained` load what such a model saved.
 """
 
 from undertow.depth.looped import Looped

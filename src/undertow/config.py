@@ -1,15 +1,19 @@
 """Configuration as frozen dataclasses, read from YAML and the command line.
 
-A configuration class needs no registration: its annotations say what each key may hold, and its field
-documentation becomes the help text (see :mod:`undertow.config_help`). Two class variables add to that:
+A configuration class needs no registration: its annotations say what each key may hold, and its
+field documentation becomes the help text (see :mod:`undertow.config_help`). Two class variables add
+to that:
 
-* ``kind: ClassVar[str]`` tags a class, so that a field of type ``A | B | None`` is read from a section whose
-  key ``kind`` says which. ``task: addition`` is short for ``task: {kind: addition}``, and ``none`` for null.
-* ``alternatives: ClassVar[tuple[str, ...]]`` names classmethods that build the object. A section that holds
-  such a name as a key calls it with the value, and with the section's other keys as keyword arguments.
+* ``kind: ClassVar[str]`` tags a class, so that a field of type ``A | B | None`` is read from a
+  section whose key ``kind`` says which. ``task: addition`` is short for ``task: {kind: addition}``,
+  and ``none`` for null.
+* ``alternatives: ClassVar[tuple[str, ...]]`` names classmethods that build the object. A section
+  that holds such a name as a key calls it with the value, and with the section's other keys as
+  keyword arguments.
 
 Keys left out of a section take the defaults of the section's class. Every mistake is a
-:class:`~undertow.errors.ConfigError` that names the dotted key; :func:`load_config` adds the file and the line.
+:class:`~undertow.errors.ConfigError` that names the dotted key; :func:`load_config` adds the file
+and the line.
 """
 
 from __future__ import annotations
@@ -43,7 +47,16 @@ from undertow.errors import ConfigError, nearest
 from undertow.files import write_text
 from undertow.reading import MalformedError, is_text, line_of, parse_yaml, read_text, read_yaml
 
-__all__ = ["apply_overrides", "convert", "describe", "from_mapping", "load_config", "load_yaml", "save_yaml", "to_mapping"]
+__all__ = [
+    "apply_overrides",
+    "convert",
+    "describe",
+    "from_mapping",
+    "load_config",
+    "load_yaml",
+    "save_yaml",
+    "to_mapping",
+]
 
 T = TypeVar("T")
 
@@ -56,7 +69,8 @@ def load_config(cls: type[T], path: str | os.PathLike[str], overrides: Sequence[
     """Build a configuration object from a YAML file, with `--section.key=value` overrides applied.
 
     Raises:
-        ConfigError: the file or an override is malformed, or a setting is wrong, told with file and line if it stands there.
+        ConfigError: the file or an override is malformed, or a setting is wrong, told with file and
+            line if it stands there.
     """
     mapping = load_yaml(path)
     try:
@@ -66,7 +80,9 @@ def load_config(cls: type[T], path: str | os.PathLike[str], overrides: Sequence[
         if any(f"{error.key}.".startswith(f"{name}.") for name in given):
             raise  # it is the command line's
         line = line_of(read_text(Path(path), ConfigError), error.key)
-        raise ConfigError(f"{path}{'' if line is None else f', line {line}'}: {error}", error.key) from error
+        raise ConfigError(
+            f"{path}{'' if line is None else f', line {line}'}: {error}", error.key
+        ) from error
 
 
 def from_mapping(cls: type[T], mapping: object, where: str = "") -> T:
@@ -88,7 +104,9 @@ def from_mapping(cls: type[T], mapping: object, where: str = "") -> T:
         return typing.cast(T, _call_alternative(cls, chosen[0], values, where))
 
     _refuse_unknown(values, [*types, *alternatives], where)
-    arguments = {name: convert(types[name], value, _join(where, name)) for name, value in values.items()}
+    arguments = {
+        name: convert(types[name], value, _join(where, name)) for name, value in values.items()
+    }
     missing = [
         _join(where, field.name)
         for field in dataclasses.fields(cls)  # type: ignore[arg-type]  # any class made by dataclass()
@@ -121,10 +139,13 @@ def convert(hint: Any, value: Any, where: str = "") -> Any:
         return value
     if sections_of(hint):
         return _convert_section(hint, value, where)
-    if len(members) > len(others) == 1 and (item_types(others[0]) or typing.get_origin(others[0]) is dict):
+    if len(members) > len(others) == 1 and (
+        item_types(others[0]) or typing.get_origin(others[0]) is dict
+    ):
         return convert(others[0], value, where)  # its message names the item that is wrong
     if len(members) > 1:
-        # The value's own type first: a text field stays text, even beside a number that would take it.
+        # The value's own type first: a text field stays text, even beside a number that would take
+        # it.
         for member in sorted(members, key=lambda member: type(value) is not member):
             try:
                 return convert(member, value, where)
@@ -141,7 +162,8 @@ def convert(hint: Any, value: Any, where: str = "") -> Any:
         key_type, value_type = typing.get_args(hint)
         if isinstance(value, Mapping):
             return {
-                convert(key_type, key, where): convert(value_type, item, _join(where, key)) for key, item in value.items()
+                convert(key_type, key, where): convert(value_type, item, _join(where, key))
+                for key, item in value.items()
             }
     elif hint is float:
         number = _as_float(value)
@@ -207,7 +229,9 @@ def _convert_items(hint: Any, value: Sequence[Any], where: str) -> tuple[Any, ..
     if len(hints) != len(value):
         raise _wrong_type(hint, value, where)
     pairs = zip(hints, value, strict=True)
-    return tuple(convert(item_hint, item, f"{where}[{i}]") for i, (item_hint, item) in enumerate(pairs))
+    return tuple(
+        convert(item_hint, item, f"{where}[{i}]") for i, (item_hint, item) in enumerate(pairs)
+    )
 
 
 def _as_float(value: Any) -> float | None:
@@ -223,10 +247,13 @@ def _as_float(value: Any) -> float | None:
 
 
 def _call_alternative(cls: type, name: str, mapping: Mapping[str, Any], where: str) -> Any:
-    """Call the classmethod ``name`` with its value, and with the section's other keys as keywords."""
+    """Call the classmethod ``name`` with its value, and with the section's other keys as
+    keywords."""
     constructor, at, given = getattr(cls, name), _join(where, name), mapping[name]
     keywords = dict(given) if isinstance(given, Mapping) else {}
-    positional = [] if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else [given]
+    positional = (
+        [] if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else [given]
+    )
     others = {key: value for key, value in mapping.items() if key != name}
     twice = [key for key in keywords if key in others]
     if twice:
@@ -246,7 +273,9 @@ def _call_alternative(cls: type, name: str, mapping: Mapping[str, Any], where: s
     except TypeError as error:
         raise _error(at, str(error)) from None
 
-    positional = [convert(hint, value, at) for hint, value in zip(types.values(), positional, strict=False)]
+    positional = [
+        convert(hint, value, at) for hint, value in zip(types.values(), positional, strict=False)
+    ]
     keywords = {key: convert(types[key], value, _join(at, key)) for key, value in keywords.items()}
     others = {key: convert(types[key], value, _join(where, key)) for key, value in others.items()}
     try:
@@ -258,7 +287,9 @@ def _call_alternative(cls: type, name: str, mapping: Mapping[str, Any], where: s
         raise _error(at, f"already sets {str(error).split()[-1]}") from error
 
 
-def _call(constructor: Any, where: str, positional: Iterable[Any], keywords: Mapping[str, Any]) -> Any:
+def _call(
+    constructor: Any, where: str, positional: Iterable[Any], keywords: Mapping[str, Any]
+) -> Any:
     """Call a constructor, putting the section's key before what it finds wrong."""
     try:
         return constructor(*positional, **keywords)
@@ -279,12 +310,15 @@ def load_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}, line 1: expected a mapping of keys to values, got {_shown(data)}")
+        raise ConfigError(
+            f"{path}, line 1: expected a mapping of keys to values, got {_shown(data)}"
+        )
     return data
 
 
 def save_yaml(config: object, path: str | os.PathLike[str]) -> None:
-    """Write a configuration object as YAML, so that a reader finds the old file or the whole new one."""
+    """Write a configuration object as YAML, so that a reader finds the old file or the whole new
+    one."""
     # Escaped to ASCII: PyYAML does not read every other character back as it wrote it.
     write_text(Path(path), yaml.safe_dump(to_mapping(config), sort_keys=False, width=WIDTH))
 
@@ -292,12 +326,14 @@ def save_yaml(config: object, path: str | os.PathLike[str]) -> None:
 def apply_overrides(mapping: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
     """Return a copy of the mapping with command-line arguments ``--section.key=value`` applied.
 
-    Values are YAML. Whole sections are set before the keys within them, and a section's kind before its
-    other keys, so that the order on the command line matters only where one key is given twice.
+    Values are YAML. Whole sections are set before the keys within them, and a section's kind before
+    its other keys, so that the order on the command line matters only where one key is given twice.
     """
     overrides = [_parse_override(arguments, index) for index in range(len(arguments))]
     result = copy.deepcopy(dict(mapping))
-    for keys, value in sorted(overrides, key=lambda override: (len(override[0]), override[0][-1] != "kind")):
+    for keys, value in sorted(
+        overrides, key=lambda override: (len(override[0]), override[0][-1] != "kind")
+    ):
         section = result
         for depth, key in enumerate(keys[:-1], start=1):
             inner = section.get(key)
@@ -306,7 +342,10 @@ def apply_overrides(mapping: Mapping[str, Any], arguments: Sequence[str]) -> dic
             elif isinstance(inner, str):
                 inner = {"kind": inner}
             elif not isinstance(inner, dict):
-                raise ConfigError(f"--{'.'.join(keys)}: {'.'.join(keys[:depth])} is {_shown(inner)}, which has no keys")
+                raise ConfigError(
+                    f"--{'.'.join(keys)}: {'.'.join(keys[:depth])} is {_shown(inner)}, which has "
+                    "no keys"
+                )
             section[key] = inner
             section = inner
         if len(keys) > 1 and keys[-1] == "kind" and section.get("kind", value) != value:
@@ -328,7 +367,9 @@ def _parse_override(arguments: Sequence[str], index: int) -> tuple[list[str], An
         return name.split("."), parse_yaml(text)
     except MalformedError as error:
         line = "" if error.line is None else f", line {error.line}"
-        raise ConfigError(f"{_shown(argument)} does not hold a YAML value{line}: {error}; put text in quotes") from None
+        raise ConfigError(
+            f"{_shown(argument)} does not hold a YAML value{line}: {error}; put text in quotes"
+        ) from None
 
 
 def _plain(value: Any) -> Any:
@@ -345,13 +386,17 @@ def _refuse_unknown(given: Iterable[Any], known: Iterable[str], where: str) -> N
     known = list(known)
     for key in given:
         if key not in known:
-            raise ConfigError(f"unknown key {_join(where, key)}{nearest(key, known)}", _join(where, key))
+            raise ConfigError(
+                f"unknown key {_join(where, key)}{nearest(key, known)}", _join(where, key)
+            )
 
 
 def _wrong_type(hint: Any, value: Any, where: str) -> ConfigError:
     members = union_members(hint)
     literals = [member for member in members if typing.get_origin(member) is Literal]
-    choices = [each for literal in literals for each in typing.get_args(literal) if isinstance(each, str)]
+    choices = [
+        each for literal in literals for each in typing.get_args(literal) if isinstance(each, str)
+    ]
     mend = nearest(value, choices)
     # YAML reads some unquoted words, off among them, as something other than text.
     is_number_or_date = not isinstance(value, str | list | Mapping | None)
@@ -376,7 +421,9 @@ def _listed(names: Iterable[object]) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, bool | None):
         return str(yaml.safe_dump(value).split()[0])
-    if isinstance(value, int) and value.bit_length() > 10_000:  # Python writes no number of more than 4,300 digits
+    if (
+        isinstance(value, int) and value.bit_length() > 10_000
+    ):  # Python writes no number of more than 4,300 digits
         return "a number of thousands of digits"
     return _cut(repr(value))
 

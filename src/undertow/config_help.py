@@ -44,14 +44,18 @@ def field_types(cls: type) -> dict[str, Any]:
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
-    """Return the documentation of each field, inherited fields included, read from the class source."""
+    """Return the documentation of each field, inherited fields included, read from the class
+    source."""
     docs: dict[str, str] = {}
     for klass in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(klass):
             continue
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(klass)))
-        except (OSError, TypeError):  # a class typed in at a prompt has no source, so no help either
+        except (
+            OSError,
+            TypeError,
+        ):  # a class typed in at a prompt has no source, so no help either
             continue
         body = typing.cast(ast.ClassDef, tree.body[0]).body
         for node, below in itertools.pairwise(body):
@@ -88,7 +92,8 @@ def sections_of(hint: Any) -> list[type]:
 
 
 def item_types(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a list's items, (X, ...) for any number of them; () for a type that is no list."""
+    """Return the types of a list's items, (X, ...) for any number of them; () for a type that is no
+    list."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Sequence:
         return (*arguments, ...)
@@ -120,7 +125,8 @@ def type_name(hint: Any) -> str:
 
 
 def describe(cls: type) -> str:
-    """Return the help text of a configuration class: every dotted key, its type, default and meaning."""
+    """Return the help text of a configuration class: every dotted key, its type, default and
+    meaning."""
     return "\n".join(_describe_section(cls, "", "")) + "\n"
 
 
@@ -129,24 +135,34 @@ def _describe_section(cls: type, where: str, indent: str) -> Iterator[str]:
         if not field.init:
             continue
         key, hint = where + field.name, field_types(cls)[field.name]
-        yield from _wrap(f"{key}: {type_name(hint)}{_describe_default(field)}", indent, hang="        ")
+        yield from _wrap(
+            f"{key}: {type_name(hint)}{_describe_default(field)}", indent, hang="        "
+        )
         yield from _wrap(field_docs(cls).get(field.name, ""), indent + "    ")
         items = item_types(hint)
         inner = f"{key}[]." if items else f"{key}."
-        for section in [section for item in dict.fromkeys(items or [hint]) for section in sections_of(item)]:
+        for section in [
+            section for item in dict.fromkeys(items or [hint]) for section in sections_of(item)
+        ]:
             kind = kind_of(section)
             if kind:
-                yield from _wrap(f"with {inner}kind={kind}: {_summary(section)}".rstrip(": "), indent + "  ")
+                yield from _wrap(
+                    f"with {inner}kind={kind}: {_summary(section)}".rstrip(": "), indent + "  "
+                )
             yield from _describe_section(section, inner, indent + ("    " if kind else ""))
     for name in alternatives_of(cls):
         constructor = getattr(cls, name)
         taken = ", ".join(_describe_parameters(constructor))
-        yield from _wrap(f"{where}{name}: instead of the keys above; takes {taken}", indent, hang="        ")
+        yield from _wrap(
+            f"{where}{name}: instead of the keys above; takes {taken}", indent, hang="        "
+        )
         yield from _wrap(_summary(constructor), indent + "    ")
 
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return (
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    )
 
 
 def _describe_default(field: dataclasses.Field[Any]) -> str:
@@ -155,7 +171,8 @@ def _describe_default(field: dataclasses.Field[Any]) -> str:
         return " (required)"
     if not dataclasses.is_dataclass(default):
         return f" (default: {_plain(default)})"
-    # The section's own keys show their defaults below, so tell only where this one differs from them.
+    # The section's own keys show their defaults below, so tell only where this one differs from
+    # them.
     differing = ", ".join(
         f"{each.name}={_plain(getattr(default, each.name))}"
         for each in dataclasses.fields(default)
@@ -180,7 +197,9 @@ def _describe_parameters(constructor: Any) -> Iterator[str]:
 def _plain(value: Any) -> str:
     """Return a default as one would write it in YAML, on one line."""
     try:
-        text: str = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)
+        text: str = yaml.safe_dump(
+            value, default_flow_style=True, width=float("inf"), allow_unicode=True
+        )
     except yaml.representer.RepresenterError:  # a list of sections, say
         return repr(value)
     return text.removesuffix("\n").removesuffix("\n...")
@@ -202,4 +221,8 @@ def _wrap(text: str, indent: str, hang: str = "") -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [line for paragraph in text.split("\n\n") for line in wrapper.wrap(" ".join(paragraph.split()))]
+    return [
+        line
+        for paragraph in text.split("\n\n")
+        for line in wrapper.wrap(" ".join(paragraph.split()))
+    ]

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 
 class UndertowError(ValueError):
-    """A mistake in what the user gave. The command line prints it as one sentence and exits with 2."""
+    """A mistake in what the user gave. The command line prints it as one sentence and exits with
+    2."""
 
 
 class ConfigError(UndertowError):
@@ -31,7 +32,8 @@ class UnsupportedArchitectureError(UndertowError):
 
 
 class DivergedError(UndertowError):
-    """Training went where no number follows. `step` is the one that could not be taken, where it is known."""
+    """Training went where no number follows. `step` is the one that could not be taken, where it is
+    known."""
 
     step: int | None = None
 
@@ -45,7 +47,8 @@ class InUseError(UndertowError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM ended what went on; `said`, if it is known, is what is kept of it and how to go on."""
+    """SIGINT or SIGTERM ended what went on; `said`, if it is known, is what is kept of it and how
+    to go on."""
 
     def __init__(self, number: int = signal.SIGINT, said: str = "") -> None:
         super().__init__(number, said)
@@ -53,6 +56,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the known name closest to ``name``, or ``""`` if none is close."""
+    """Return ``"; did you mean 'x'?"`` for the known name closest to ``name``, or ``""`` if none is
+    close."""
     matches = difflib.get_close_matches(str(name), list(known), n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -1,7 +1,9 @@
-"""The fields of a settings dataclass held to their annotations where it is made, from Python as from YAML.
+"""The fields of a settings dataclass held to their annotations where it is made, from Python as
+from YAML.
 
-A dataclass takes whatever it is given: a `T2MLR(1.0, 2.0)` or a `Chunked(64, "scan")` would fail in some later forward, or
-not at all. `check_fields(self)`, first in `__post_init__`, refuses them at once.
+A dataclass takes whatever it is given: a `T2MLR(1.0, 2.0)` or a `Chunked(64, "scan")` would fail in
+some later forward, or not at all. `check_fields(self)`, first in `__post_init__`, refuses them at
+once.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ WRONG = object()
 
 
 def check_fields(settings: object) -> None:
-    """Refuse values that are not of their field's annotated type; lists become tuples, NumPy's numbers plain ones.
+    """Refuse values that are not of their field's annotated type; lists become tuples, NumPy's
+    numbers plain ones.
 
     Raises:
         ConfigError: one is not; names it, what is needed and, where there is one, the mend.
@@ -57,7 +60,8 @@ def shown(value: object) -> str:
 
 @functools.cache
 def _checked_types(cls: type[Any]) -> dict[str, Any]:
-    """The annotated types of a class's fields; none where they cannot be found, as in a class made inside a function."""
+    """The annotated types of a class's fields; none where they cannot be found, as in a class made
+    inside a function."""
     try:
         return field_types(cls)
     except (NameError, TypeError):
@@ -65,20 +69,33 @@ def _checked_types(cls: type[Any]) -> dict[str, Any]:
 
 
 def _fit(hint: Any, value: Any) -> Any:
-    """The value as the annotation has it, or WRONG. An annotation that is neither plain nor a class is not looked at."""
+    """The value as the annotation has it, or WRONG. An annotation that is neither plain nor a class
+    is not looked at."""
     members = union_members(hint)
     if len(members) > 1:
-        return next((fitted for member in members if (fitted := _fit(member, value)) is not WRONG), WRONG)
+        return next(
+            (fitted for member in members if (fitted := _fit(member, value)) is not WRONG), WRONG
+        )
     if hint is None or hint is type(None):
         return value if value is None else WRONG
     if typing.get_origin(hint) is Literal:
-        return value if any(type(value) is type(each) and value == each for each in typing.get_args(hint)) else WRONG
+        return (
+            value
+            if any(type(value) is type(each) and value == each for each in typing.get_args(hint))
+            else WRONG
+        )
     if items := item_types(hint):
         return _fit_items(items, value)
     if isinstance(value, bool) and hint in (int, float):
         return WRONG
     if hint is int:
-        return value if type(value) is int else int(value) if isinstance(value, numbers.Integral) else WRONG
+        return (
+            value
+            if type(value) is int
+            else int(value)
+            if isinstance(value, numbers.Integral)
+            else WRONG
+        )
     if hint is float:
         if not isinstance(value, numbers.Real):
             return WRONG
@@ -103,7 +120,9 @@ def _fit_items(hints: tuple[Any, ...], value: Any) -> Any:
     fitted = [_fit(hint, item) for hint, item in zip(hints, value, strict=False)]
     if len(hints) != len(value) or any(each is WRONG for each in fitted):
         return WRONG
-    unchanged = type(value) is tuple and all(one is other for one, other in zip(fitted, value, strict=True))
+    unchanged = type(value) is tuple and all(
+        one is other for one, other in zip(fitted, value, strict=True)
+    )
     return value if unchanged else tuple(fitted)
 
 
@@ -125,14 +144,22 @@ def _in_python(hint: Any) -> str:
 
 def _example(hint: Any) -> Any:
     items = [item for item in item_types(hint) if item is not ...]
-    return tuple(_example(item) for item in items) if items else {int: 1, float: 0.5}.get(hint, "text")
+    return (
+        tuple(_example(item) for item in items) if items else {int: 1, float: 0.5}.get(hint, "text")
+    )
 
 
 def _mend(hint: Any, value: Any) -> str:
     """A nearby choice, or the instance that a class or its kind stands for."""
     for member in union_members(hint):
-        if dataclasses.is_dataclass(member) and isinstance(member, type) and value in (member, kind_of(member)):
+        if (
+            dataclasses.is_dataclass(member)
+            and isinstance(member, type)
+            and value in (member, kind_of(member))
+        ):
             return f", such as {member.__name__}()"
         if typing.get_origin(member) is Literal and isinstance(value, str):
-            return nearest(value, [each for each in typing.get_args(member) if isinstance(each, str)])
+            return nearest(
+                value, [each for each in typing.get_args(member) if isinstance(each, str)]
+            )
     return ""

@@ -1,4 +1,5 @@
-"""Writing to disk so that nothing is lost or half-written: under a temporary name first, then renamed. Reading it back."""
+"""Writing to disk so that nothing is lost or half-written: under a temporary name first, then
+renamed. Reading it back."""
 
 from __future__ import annotations
 
@@ -22,11 +23,13 @@ MANIFEST = "manifest.json"
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder` to write into; it takes the place of `folder` when the block succeeds.
+    """A temporary folder beside `folder` to write into; it takes the place of `folder` when the
+    block succeeds.
 
-    It does so whole, in one step where the system can exchange two folders. What an existing folder held besides and is not
-    written again comes along, but for weights, of which none may be left of another checkpoint, and a manifest. When the
-    block fails, for a full disk or any other reason, what was there before is untouched.
+    It does so whole, in one step where the system can exchange two folders. What an existing folder
+    held besides and is not written again comes along, but for weights, of which none may be left of
+    another checkpoint, and a manifest. When the block fails, for a full disk or any other reason,
+    what was there before is untouched.
 
     Raises:
         CheckpointError: the folder could not be written.
@@ -46,7 +49,9 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         else:
             os.replace(temporary, folder)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"could not write {folder}: {error}; what was there before is untouched") from error
+        raise CheckpointError(
+            f"could not write {folder}: {error}; what was there before is untouched"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -60,7 +65,9 @@ def write_text(path: Path, text: str) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"could not write {path}: {error}; what was there before is untouched") from error
+        raise CheckpointError(
+            f"could not write {path}: {error}; what was there before is untouched"
+        ) from error
 
 
 def sync(path: Path) -> None:
@@ -78,7 +85,8 @@ def sync(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what writers into a folder left behind when they were killed. No other process may be writing there."""
+    """Remove what writers into a folder left behind when they were killed. No other process may be
+    writing there."""
     for path in folder.glob(".*.replaced"):  # killed between the two renames of an exchange
         name = path.name.removeprefix(".").removesuffix(".replaced")
         if not (folder / name).exists():
@@ -96,11 +104,14 @@ def read_json(path: Path) -> Any:
     Raises:
         CheckpointError: it is damaged.
     """
-    return reading.read_json(path, CheckpointError, "the file is damaged; remove it and run again what wrote it")
+    return reading.read_json(
+        path, CheckpointError, "the file is damaged; remove it and run again what wrote it"
+    )
 
 
 def _bring_along(old: Path, new: Path) -> None:
-    """Put what the old folder holds besides into the new one: as links, or copies where there are no links."""
+    """Put what the old folder holds besides into the new one: as links, or copies where there are
+    no links."""
     for path in old.iterdir():
         if (new / path.name).exists() or ".safetensors" in path.name or path.name == MANIFEST:
             continue
@@ -118,8 +129,13 @@ def _link(source: str | Path, target: str | Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Let two folders change names: at once on Linux, elsewhere with a moment between two renames."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+    """Let two folders change names: at once on Linux, elsewhere with a moment between two
+    renames."""
+    rename = (
+        getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        if os.name == "posix"
+        else None
+    )
     here, swap = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
     if rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0:
         return

@@ -1,4 +1,5 @@
-"""States that are no longer numbers, told by their token: all that follows would be made of them, without an error."""
+"""States that are no longer numbers, told by their token: all that follows would be made of them,
+without an error."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from undertow.errors import DivergedError
 
 
 def check_finite(states: torch.Tensor, real: torch.Tensor | None, first: int, remedy: str) -> None:
-    """Refuse states ``[B, T, W]`` that are not finite at tokens that are `real` ``[B, T]``; None if all are.
+    """Refuse states ``[B, T, W]`` that are not finite at tokens that are `real` ``[B, T]``; None if
+    all are.
 
-    One sum and a look at it, where all are finite: a NaN or an infinity stays in it. On a GPU the look waits for the device.
+    One sum and a look at it, where all are finite: a NaN or an infinity stays in it. On a GPU the
+    look waits for the device.
 
     Args:
         first: the number of the first of these tokens in its row.
@@ -21,7 +24,11 @@ def check_finite(states: torch.Tensor, real: torch.Tensor | None, first: int, re
     Raises:
         DivergedError: some are not; names the first such token.
     """
-    if states.is_meta or torch.compiler.is_compiling() or math.isfinite(states.detach().sum().item()):
+    if (
+        states.is_meta
+        or torch.compiler.is_compiling()
+        or math.isfinite(states.detach().sum().item())
+    ):
         return
     broken = ~torch.isfinite(states.detach()).all(dim=-1)
     broken = broken if real is None else broken & real.to(broken.device)
@@ -29,4 +36,7 @@ def check_finite(states: torch.Tensor, real: torch.Tensor | None, first: int, re
         return
     token = int(broken.any(dim=0).nonzero()[0])
     row = int(broken[:, token].nonzero()[0])
-    raise DivergedError(f"the recurrent state of token {first + token} in row {row} (both from 0) is not finite; {remedy}")
+    raise DivergedError(
+        f"the recurrent state of token {first + token} in row {row} (both from 0) is not finite; "
+        f"{remedy}"
+    )

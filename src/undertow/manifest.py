@@ -1,4 +1,5 @@
-"""A folder that can prove itself: a list of its files with sizes and hashes, written last, when all are on the disk."""
+"""A folder that can prove itself: a list of its files with sizes and hashes, written last, when all
+are on the disk."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from undertow.reading import is_text
 
 def write_manifest(folder: Path) -> None:
     """Bring a folder's files to the disk, and then list them in its `manifest.json`."""
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    names = sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
     names = [name for name in names if name != MANIFEST]
     for name in names:
         sync(folder / name)
@@ -30,14 +33,16 @@ def write_manifest(folder: Path) -> None:
 
 
 def check_manifest(folder: Path, needed: Iterable[str] = ()) -> None:
-    """Make sure that a folder holds what its manifest lists; one without a manifest, as other programs make them, passes.
+    """Make sure that a folder holds what its manifest lists; one without a manifest, as other
+    programs make them, passes.
 
     Args:
         folder: where `write_manifest` may have been.
         needed: files that the manifest has to list.
 
     Raises:
-        CheckpointError: a file is missing, or another than the one that was listed; or the manifest itself is damaged.
+        CheckpointError: a file is missing, or another than the one that was listed; or the manifest
+            itself is damaged.
         OSError: something could not be read.
     """
     try:
@@ -54,10 +59,15 @@ def check_manifest(folder: Path, needed: Iterable[str] = ()) -> None:
         except FileNotFoundError as error:
             raise CheckpointError(f"{folder / name} is missing") from error
         if size != about["size"]:
-            raise CheckpointError(f"{folder / name} has {size:,} bytes and not {about['size']:,}: it is damaged")
+            raise CheckpointError(
+                f"{folder / name} has {size:,} bytes and not {about['size']:,}: it is damaged"
+            )
     for name, digest in zip(files, digests(folder / name for name in files), strict=True):
         if digest != files[name]["sha256"]:
-            raise CheckpointError(f"{folder / name} is not what was saved: its hash differs from the one in {MANIFEST}")
+            raise CheckpointError(
+                f"{folder / name} is not what was saved: its hash differs from the one in "
+                f"{MANIFEST}"
+            )
 
 
 def check_model(folder: Path) -> None:
@@ -70,7 +80,8 @@ def check_model(folder: Path) -> None:
         check_manifest(folder)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{error}; restore it, or remove {folder} and train again, or remove {MANIFEST} if you made the change yourself"
+            f"{error}; restore it, or remove {folder} and train again, or remove {MANIFEST} if you "
+            "made the change yourself"
         ) from error
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
@@ -93,7 +104,10 @@ def listed(text: bytes, folder: Path) -> dict[str, Any]:
 
 def is_entry(about: Any) -> bool:
     """Whether this is what a manifest says of a file."""
-    return isinstance(about, dict) and {key: type(value) for key, value in about.items()} == {"size": int, "sha256": str}
+    return isinstance(about, dict) and {key: type(value) for key, value in about.items()} == {
+        "size": int,
+        "sha256": str,
+    }
 
 
 def digests(paths: Iterable[Path]) -> list[str]:

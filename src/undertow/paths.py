@@ -17,7 +17,8 @@ R = TypeVar("R")
 
 
 def takes_paths(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, but its parameters annotated as Path, Path | None or Sequence[Path] may be given as str.
+    """The function, but its parameters annotated as Path, Path | None or Sequence[Path] may be
+    given as str.
 
     Raises:
         ConfigError: when called, if one of these is neither text nor a path.

@@ -1,7 +1,9 @@
-"""Reading what others wrote, whatever it is: text, JSON, JSON lines and YAML. Every mistake is told with its file and line.
+"""Reading what others wrote, whatever it is: text, JSON, JSON lines and YAML. Every mistake is told
+with its file and line.
 
-What cannot be opened at all raises the system's own `OSError`; what is opened and wrong raises the error that the caller
-names. Nothing here waits for what never comes, builds what does not fit into memory, or recurses without end.
+What cannot be opened at all raises the system's own `OSError`; what is opened and wrong raises the
+error that the caller names. Nothing here waits for what never comes, builds what does not fit into
+memory, or recurses without end.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import yaml
 from undertow.errors import DataError, UndertowError
 
 YAML_BYTES = 512 * 1024
-"""The largest YAML file: a recipe takes a few thousand bytes, and PyYAML reads a megabyte in some ten seconds."""
+"""The largest YAML file: a recipe takes a few thousand bytes, and PyYAML reads a megabyte in some
+ten seconds."""
 YAML_VALUES = 10_000
 """The most values of a YAML text, each alias counted with all that it stands for."""
 NESTED = 50
@@ -31,7 +34,12 @@ _KINDS = {
     stat.S_ISCHR: "a device",
     stat.S_ISBLK: "a device",
 }
-_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_MARKS = {
+    b"\xff\xfe\0\0": "UTF-32",
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
 # What YAML 1.1 would read as a number to another base: 010 as 8, and 1:30 as 90.
 _OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 
@@ -45,7 +53,8 @@ class MalformedError(ValueError):
 
 
 def check_file(path: Path, error: type[UndertowError] = DataError) -> None:
-    """Refuse what is neither a file nor a folder: opening a pipe would wait, and a device may have no end.
+    """Refuse what is neither a file nor a folder: opening a pipe would wait, and a device may have
+    no end.
 
     Raises:
         OSError: there is nothing of this name, or it may not be looked at.
@@ -53,11 +62,15 @@ def check_file(path: Path, error: type[UndertowError] = DataError) -> None:
     mode = path.stat().st_mode
     for is_kind, name in _KINDS.items():
         if is_kind(mode):
-            raise error(f"{path} is {name}, which is not read; save what comes from it in a file, and give that")
+            raise error(
+                f"{path} is {name}, which is not read; save what comes from it in a file, and give "
+                "that"
+            )
 
 
 def read_text(path: Path, error: type[UndertowError] = DataError) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark, and with line ends of any system.
+    """The text of a file in UTF-8, with or without a byte order mark, and with line ends of any
+    system.
 
     Raises:
         error: it is no regular file, or no UTF-8, told with the line.
@@ -88,24 +101,32 @@ def read_lines(path: Path, error: type[UndertowError] = DataError) -> Iterator[t
             for line in lines:
                 number += 1
                 yield number, line
-        except UnicodeDecodeError as problem:  # of a block that is read ahead, which may lie far behind the last line
+        except (
+            UnicodeDecodeError
+        ) as problem:  # of a block that is read ahead, which may lie far behind the last line
             with path.open("rb") as raw:
-                wrong = next((n for n, line in enumerate(raw, start=1) if not _is_utf8(line)), number + 1)
+                wrong = next(
+                    (n for n, line in enumerate(raw, start=1) if not _is_utf8(line)), number + 1
+                )
             raise _no_utf8(path, wrong, error) from problem
 
 
 def parse_json(text: str, repeated: bool = False) -> Any:
-    """What a JSON text holds. A key may be given twice in an object, of which the last counts, if it may be `repeated`.
+    """What a JSON text holds. A key may be given twice in an object, of which the last counts, if
+    it may be `repeated`.
 
     Raises:
-        MalformedError: it is no JSON, is nested too deep, or holds a number or a character that nothing here can use.
+        MalformedError: it is no JSON, is nested too deep, or holds a number or a character that
+            nothing here can use.
     """
     try:
         value = json.loads(text, object_pairs_hook=None if repeated else _each_once)
     except MalformedError:
         raise
     except json.JSONDecodeError as problem:
-        raise MalformedError(f"expected JSON, found {shown(text)} ({problem.msg})", problem.lineno) from problem
+        raise MalformedError(
+            f"expected JSON, found {shown(text)} ({problem.msg})", problem.lineno
+        ) from problem
     except RecursionError:
         raise MalformedError(f"it is nested more than {NESTED} deep") from None
     except ValueError as problem:  # Python makes no whole number of more than 4,300 digits
@@ -115,7 +136,9 @@ def parse_json(text: str, repeated: bool = False) -> Any:
     return value
 
 
-def read_json(path: Path, error: type[UndertowError] = DataError, mend: str = "correct the file") -> Any:
+def read_json(
+    path: Path, error: type[UndertowError] = DataError, mend: str = "correct the file"
+) -> Any:
     """What a JSON file holds.
 
     Raises:
@@ -132,9 +155,9 @@ def read_json(path: Path, error: type[UndertowError] = DataError, mend: str = "c
 def parse_yaml(text: str) -> Any:
     """What a YAML text holds, read by YAML's safe rules and some more.
 
-    Refused besides are: a key given twice, of which YAML would keep the last; numbers to the base 8 or 60, which look like
-    others; aliases that stand for more than `YAML_VALUES` values or for themselves; what is nested too deep; and characters
-    that no file name or UTF-8 text can hold.
+    Refused besides are: a key given twice, of which YAML would keep the last; numbers to the base 8
+    or 60, which look like others; aliases that stand for more than `YAML_VALUES` values or for
+    themselves; what is nested too deep; and characters that no file name or UTF-8 text can hold.
 
     Raises:
         MalformedError: the text breaks a rule.
@@ -150,7 +173,9 @@ def parse_yaml(text: str) -> Any:
         raise MalformedError("a code after \\U in quotes is of no character", line) from problem
     except yaml.reader.ReaderError as problem:
         line = text.count("\n", 0, int(problem.position)) + 1
-        raise MalformedError(f"the character U+{int(problem.character):04X} does not belong in a text", line) from None
+        raise MalformedError(
+            f"the character U+{int(problem.character):04X} does not belong in a text", line
+        ) from None
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
         told = " ".join(str(problem.problem or problem).split())
@@ -167,7 +192,10 @@ def read_yaml(path: Path, error: type[UndertowError]) -> Any:
         OSError: it cannot be opened.
     """
     if path.stat().st_size > YAML_BYTES:
-        raise error(f"{path} has more than {YAML_BYTES:,} bytes, too many for a file of settings; give a recipe or a study")
+        raise error(
+            f"{path} has more than {YAML_BYTES:,} bytes, too many for a file of settings; give a "
+            "recipe or a study"
+        )
     text = read_text(path, error)
     try:
         return parse_yaml(text)
@@ -176,7 +204,8 @@ def read_yaml(path: Path, error: type[UndertowError]) -> Any:
 
 
 def line_of(text: str, key: str) -> int | None:
-    """The line of a YAML text, counted from 1, in which a dotted key stands, or else the innermost section that it is in."""
+    """The line of a YAML text, counted from 1, in which a dotted key stands, or else the innermost
+    section that it is in."""
     try:
         node = yaml.compose(text, _StrictLoader)
     except yaml.YAMLError:
@@ -204,16 +233,22 @@ def expanded(path: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise DataError(f"{path!r} names the home folder of a user that there is not; write the path in full") from error
+        raise DataError(
+            f"{path!r} names the home folder of a user that there is not; write the path in full"
+        ) from error
 
 
 def is_text(value: str) -> bool:
-    """Whether a text can be written as UTF-8 and stand in a file's name: it holds no lone surrogate and no NUL."""
-    return "\0" not in value and (value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value))
+    """Whether a text can be written as UTF-8 and stand in a file's name: it holds no lone surrogate
+    and no NUL."""
+    return "\0" not in value and (
+        value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+    )
 
 
 def shown(value: object, most: int = 80) -> str:
-    """A text, or what another value looks like, in quotes and cut to a length that a message can bear."""
+    """A text, or what another value looks like, in quotes and cut to a length that a message can
+    bear."""
     text = value.strip() if isinstance(value, str) else str(value)
     return repr(text if len(text) <= most else text[:most] + "...")
 
@@ -224,7 +259,9 @@ class _StrictLoader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.depth = 0
-        self.extents: dict[int, tuple[int, int]] = {}  # of each node that is complete: its values and its levels
+        self.extents: dict[
+            int, tuple[int, int]
+        ] = {}  # of each node that is complete: its values and its levels
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()
@@ -242,7 +279,9 @@ class _StrictLoader(yaml.SafeLoader):
             self.extents[id(node)] = values, 1 + max((levels for _, levels in inside), default=0)
         values, levels = self.extents[id(node)]
         if values > YAML_VALUES or len(self.extents) > YAML_VALUES:
-            raise _problem(f"it holds more than {YAML_VALUES:,} values, too many for settings", event)
+            raise _problem(
+                f"it holds more than {YAML_VALUES:,} values, too many for settings", event
+            )
         if self.depth + levels > NESTED:
             raise _problem(f"it is nested more than {NESTED} deep", event)
         return node
@@ -262,13 +301,27 @@ class _StrictLoader(yaml.SafeLoader):
             if not is_text(node.value):
                 raise _problem(f"{shown(node.value)} holds a character that no file can", node)
             if node.tag.endswith((":int", ":float")) and _OTHER_BASE.fullmatch(node.value):
-                wish = "without zeros before it" if node.value.lstrip("+-").startswith("0") else "as one number"
-                raise _problem(f"YAML reads {shown(node.value)} to the base 8 or 60; write it {wish}, or in quotes", node)
+                wish = (
+                    "without zeros before it"
+                    if node.value.lstrip("+-").startswith("0")
+                    else "as one number"
+                )
+                raise _problem(
+                    f"YAML reads {shown(node.value)} to the base 8 or 60; write it {wish}, or in "
+                    "quotes",
+                    node,
+                )
         try:
             return super().construct_object(node, deep)
         except yaml.YAMLError:
             raise
-        except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:  # such as !!int of a word
+        except (
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            AttributeError,
+        ) as error:  # such as !!int of a word
             tag = node.tag.rpartition(":")[2]
             raise _problem(f"{shown(node.value)} is no {tag} that can be read", node) from error
 
@@ -300,7 +353,10 @@ def _check_values(value: Any) -> None:
         if depth > NESTED:
             raise MalformedError(f"it is nested more than {NESTED} deep")
         if isinstance(one, str) and not one.isascii() and not is_text(one.replace("\0", "")):
-            raise MalformedError(f"{shown(one)} holds half of a character (a lone surrogate), which no UTF-8 text can")
+            raise MalformedError(
+                f"{shown(one)} holds half of a character (a lone surrogate), which no UTF-8 text "
+                "can"
+            )
         if isinstance(one, dict):
             waiting += [(each, depth + 1) for pair in one.items() for each in pair]
         elif isinstance(one, list):

@@ -44,12 +44,17 @@ def test_train_eval_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
     # Evaluated otherwise, by either command.
     for arguments in (["eval", str(run)], ["train", path, *overrides]):
-        text = output_of([*arguments, "--evaluation.lengths=[7]", "--evaluation.examples=5"], capsys)
+        text = output_of(
+            [*arguments, "--evaluation.lengths=[7]", "--evaluation.examples=5"], capsys
+        )
         assert re.search(r"\| 7 +\| +greedy \| +\d+ \| 10 \|", text)
         saved = json.loads((run / "seed-0" / "accuracy.json").read_text())
         assert [(each["length"], each["total"]) for each in saved] == [(7, 5)]
 
-    greedy = [output_of(["generate", str(folder), "1011="], capsys) for folder in (run, run / "seed-0", model.parent)]
+    greedy = [
+        output_of(["generate", str(folder), "1011="], capsys)
+        for folder in (run, run / "seed-0", model.parent)
+    ]
     assert greedy[0] == greedy[1] == greedy[2]
     assert set(greedy[0].strip()) <= set("01=")
     options = ["--max-new-tokens=3", "--temperature=5"]
@@ -83,20 +88,36 @@ def test_demo_writes_where_it_is_told(
     assert asked == [tmp_path, Path("runs/demo")]
 
 
-def test_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(study_module, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers))
+def test_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        study_module, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers)
+    )
     common = {key: value for key, value in tiny.TINY.items() if key != "name"}
     axes = {"recurrence": {"none": {}, "T²MLR": {"recurrence": tiny.T2MLR}}}
     path = tmp_path / "study.yaml"
     path.write_text(
-        yaml.safe_dump({"name": "grid", "recipe": common, "axes": axes, "output": str(tmp_path)}, sort_keys=False)
+        yaml.safe_dump(
+            {"name": "grid", "recipe": common, "axes": axes, "output": str(tmp_path)},
+            sort_keys=False,
+        )
     )
-    arguments = ["study", str(path), "--name=mine", "--recipe.training.steps=3", "--seeds=[4]", "--workers=1"]
+    arguments = [
+        "study",
+        str(path),
+        "--name=mine",
+        "--recipe.training.steps=3",
+        "--seeds=[4]",
+        "--workers=1",
+    ]
     text = output_of(arguments, capsys)
     header, _, *lines = text.splitlines()
     assert [line.split()[1] for line in (header, *lines)] == ["recurrence", "none", "T²MLR"]
     for name in ("none", "T²MLR"):
-        assert load_recipe(tmp_path / "mine" / name / "seed-4" / "recipe.yaml", []).training.steps == 3
+        assert (
+            load_recipe(tmp_path / "mine" / name / "seed-4" / "recipe.yaml", []).training.steps == 3
+        )
     assert (tmp_path / "mine" / "summary.md").read_text() == text
     assert output_of(arguments, capsys) == text
 
@@ -106,7 +127,10 @@ def test_inspect_fidelity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     path = str(tiny.recipe_file(tmp_path, recurrence=tiny.T2MLR, solver=solver, seeds=[0, 1]))
     output_of(["train", path], capsys)
     text = output_of(["inspect", "fidelity", str(tmp_path / "tiny"), "--examples=4"], capsys)
-    found = [json.loads((tmp_path / "tiny" / seed / "fidelity.json").read_text()) for seed in ("seed-0", "seed-1")]
+    found = [
+        json.loads((tmp_path / "tiny" / seed / "fidelity.json").read_text())
+        for seed in ("seed-0", "seed-1")
+    ]
     trained = [next(one for one in seed if one["name"] == "as trained") for seed in found]
     assert trained[0]["cosine_all"] != trained[1]["cosine_all"]
     row = next(line for line in text.splitlines() if "as trained" in line)

@@ -27,13 +27,20 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
 @pytest.mark.parametrize("command", ["train", "eval"])
-def test_help_lists_every_setting_of_a_recipe(command: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_setting_of_a_recipe(
+    command: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = text_of([command, option], capsys)
     assert "--section.key=value" in text
     lines = {line.strip().partition(":")[0] for line in text.splitlines()}
     assert set(field_types(Recipe)) <= lines
     assert {f"training.{field.name}" for field in dataclasses.fields(TrainingSection)} <= lines
-    assert {"recurrence.connections", "recurrence.first_layer", "task.max_length", "evaluation.lengths"} <= lines
+    assert {
+        "recurrence.connections",
+        "recurrence.first_layer",
+        "task.max_length",
+        "evaluation.lengths",
+    } <= lines
 
 
 def test_help_lists_every_setting_of_a_study(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +51,8 @@ def test_help_lists_every_setting_of_a_study(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("command", "expected"), [("generate", ["--max-new-tokens", "--temperature", "prompt"]), ("demo", ["--output"])]
+    ("command", "expected"),
+    [("generate", ["--max-new-tokens", "--temperature", "prompt"]), ("demo", ["--output"])],
 )
 def test_help_of_the_other_commands_lists_their_options(
     command: str, expected: list[str], capsys: pytest.CaptureFixture[str]

@@ -1,4 +1,5 @@
-"""A mistake of the user's: exit code 2 and one sentence that says what to mend, never a traceback."""
+"""A mistake of the user's: exit code 2 and one sentence that says what to mend, never a
+traceback."""
 
 import os
 import re
@@ -65,15 +66,22 @@ def path(tmp_path: Path) -> str:
         ("--model={path: /no/such/model}", "there is no folder /no/such/model"),
         ("--task=gsm8k", "evaluation.lengths is set, but gsm8k reads a file as it is"),
         ("--lora={}", "model.path is not set; set it or remove lora"),
-        ("--task.max_length=3", "valid split, which seems to hold no such prompt; ask for a greater length"),
+        (
+            "--task.max_length=3",
+            "valid split, which seems to hold no such prompt; ask for a greater length",
+        ),
         ("--training.max_tokens=2", "have more than 2 tokens; raise training.max_tokens"),
         ("--evaluation.batch=0", "evaluation: batch is 0; use 1 or more"),
         ("--evaluation.lengths=[8, 2]", "at length 2 falls in the test split"),
     ],
 )
-def test_train(override: str, expected: str, path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+def test_train(
+    override: str, expected: str, path: str, refused: Callable[[list[str]], str], tmp_path: Path
+) -> None:
     assert expected in refused(["train", path, override])
-    assert not (tmp_path / "tiny").exists(), "it left a folder, which would refuse the mended recipe"
+    assert not (tmp_path / "tiny").exists(), (
+        "it left a folder, which would refuse the mended recipe"
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +95,9 @@ def test_train(override: str, expected: str, path: str, refused: Callable[[list[
         (["--training.steps=9"], "--training.steps=9 says how a model is made"),
     ],
 )
-def test_eval(arguments: list[str], expected: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+def test_eval(
+    arguments: list[str], expected: str, refused: Callable[[list[str]], str], tmp_path: Path
+) -> None:
     assert expected in refused(["eval", str(tmp_path), *arguments])
 
 
@@ -111,13 +121,18 @@ def test_bench(argument: str, expected: str, refused: Callable[[list[str]], str]
     assert expected in refused(["bench", argument])
 
 
-def test_several_processes(path: str, refused: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes(
+    path: str, refused: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "uses one process, but is one of 2" in refused(["train", path])
 
 
 def test_seeds_of_another_recipe(
-    path: str, refused: Callable[[list[str]], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    path: str,
+    refused: Callable[[list[str]], str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """They would be pooled with this one's."""
     assert main(["train", path, "--seeds=[0]"]) == 0
@@ -127,7 +142,9 @@ def test_seeds_of_another_recipe(
     assert not (tmp_path / "tiny" / "seed-1").exists()
 
 
-def test_train_with_a_file_that_is_no_recipe(refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+def test_train_with_a_file_that_is_no_recipe(
+    refused: Callable[[list[str]], str], tmp_path: Path
+) -> None:
     assert refused(["train", "absent.yaml"]) == "undertow: absent.yaml: no such file"
     assert "is a folder" in refused(["train", str(tmp_path)])
     broken = tmp_path / "broken.yaml"
@@ -137,14 +154,19 @@ def test_train_with_a_file_that_is_no_recipe(refused: Callable[[list[str]], str]
     assert "line 2: the key 'name' is given twice" in refused(["train", str(broken)])
 
 
-def test_a_bad_test_file_is_told_before_the_training(refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+def test_a_bad_test_file_is_told_before_the_training(
+    refused: Callable[[list[str]], str], tmp_path: Path
+) -> None:
     good, bad, empty = tmp_path / "good.jsonl", tmp_path / "bad.jsonl", tmp_path / "empty.jsonl"
     row = '{"question": "1 + 1", "answer": "#### 2"}\n'
     good.write_text(row * 40)
     bad.write_text(row + '{"question": "1 + 1", "answer": "#### two"}\n')
     empty.write_text("")
     lines = {
-        str(bad): "bad.jsonl, line 2: expected a number as the answer, found 'two'; correct or remove the line",
+        str(bad): (
+            "bad.jsonl, line 2: expected a number as the answer, found 'two'; correct or remove "
+            "the line"
+        ),
         str(empty): "empty.jsonl holds no problems",
         str(tmp_path / "absent.jsonl"): "absent.jsonl cannot be read (No such file or directory)",
         "null": "The test split needs the field 'test' of gsm8k",
@@ -154,36 +176,54 @@ def test_a_bad_test_file_is_told_before_the_training(refused: Callable[[list[str
         path = str(tiny.recipe_file(tmp_path, evaluation={"lengths": []}))
         assert expected in refused(["train", path, task, "--evaluation.lengths=[]"])
         study = tmp_path / "study.yaml"
-        study.write_text(f"name: grid\noutput: {tmp_path}\nrecipe: {{}}\naxes: {{a: {{right: {{}}}}}}\n")
+        study.write_text(
+            f"name: grid\noutput: {tmp_path}\nrecipe: {{}}\naxes: {{a: {{right: {{}}}}}}\n"
+        )
         assert expected in refused(["study", str(study), task.replace("--task", "--recipe.task")])
         assert not (tmp_path / "tiny").exists() and not (tmp_path / "grid").exists()
 
 
-def test_train_where_nothing_can_be_written(path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+def test_train_where_nothing_can_be_written(
+    path: str, refused: Callable[[list[str]], str], tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     assert str(tmp_path / "file") in refused(["train", path, f"--output={tmp_path / 'file'}"])
 
 
-def test_train_on_a_folder_that_is_no_checkpoint(path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+def test_train_on_a_folder_that_is_no_checkpoint(
+    path: str, refused: Callable[[list[str]], str], tmp_path: Path
+) -> None:
     message = refused(["train", path, f"--model={{path: {tmp_path}}}"])
-    assert f"{tmp_path} is no checkpoint: it has no config.json; give a folder that save_pretrained wrote" in message
+    assert (
+        f"{tmp_path} is no checkpoint: it has no config.json; give a folder that save_pretrained "
+        "wrote" in message
+    )
 
 
-def test_train_in_the_folder_of_another_recipe(path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+def test_train_in_the_folder_of_another_recipe(
+    path: str, refused: Callable[[list[str]], str], tmp_path: Path
+) -> None:
     recipe = tiny.recipe(tmp_path, recurrence=tiny.TURBOCONN)
     save_yaml(recipe, run_folder(recipe, 0) / "recipe.yaml")
     message = refused(["train", path, "--training.steps=7"])
-    assert "was made by another recipe, whose training.steps is 6 and not 7; choose another name or remove" in message
+    assert (
+        "was made by another recipe, whose training.steps is 6 and not 7; choose another name or "
+        "remove" in message
+    )
 
 
-def test_eval_of_what_is_no_finished_run(path: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+def test_eval_of_what_is_no_finished_run(
+    path: str, refused: Callable[[list[str]], str], tmp_path: Path
+) -> None:
     assert "there is no such folder" in refused(["eval", str(tmp_path / "absent")])
     assert "it has no recipe.yaml" in refused(["eval", str(tmp_path)])
     recipe = tiny.recipe(tmp_path)
     save_yaml(recipe, run_folder(recipe, 0) / "recipe.yaml")
     for folder in (tmp_path / "tiny", tmp_path / "tiny" / "seed-0"):
         assert "is no finished run: its training has not finished" in refused(["eval", str(folder)])
-        assert "is no finished run: its training has not finished" in refused(["generate", str(folder), "1="])
+        assert "is no finished run: its training has not finished" in refused(
+            ["generate", str(folder), "1="]
+        )
     (tmp_path / "tiny" / "seed-0" / "model").mkdir()
     assert "is no checkpoint: it has no config.json" in refused(["eval", str(tmp_path / "tiny")])
     assert "unknown key evaluation.length; did you mean 'lengths'?" in refused(
@@ -202,29 +242,48 @@ def test_eval_of_what_is_no_finished_run(path: str, refused: Callable[[list[str]
         ("--seed=3", "unknown key seed; did you mean 'seeds'?"),
     ],
 )
-def test_study(override: str, expected: str, refused: Callable[[list[str]], str], tmp_path: Path) -> None:
+def test_study(
+    override: str, expected: str, refused: Callable[[list[str]], str], tmp_path: Path
+) -> None:
     path = tmp_path / "study.yaml"
-    path.write_text(f"name: grid\noutput: {tmp_path}\nrecipe: {{task: parity}}\naxes: {{a: {{right: {{}}}}}}\n")
+    path.write_text(
+        f"name: grid\noutput: {tmp_path}\nrecipe: {{task: parity}}\naxes: {{a: {{right: {{}}}}}}\n"
+    )
     assert expected in refused(["study", str(path), override])
     assert [each.name for each in tmp_path.iterdir()] == ["study.yaml"]
 
 
 def test_generate(refused: Callable[[list[str]], str], tmp_path: Path) -> None:
     assert "there is no folder" in refused(["generate", str(tmp_path / "absent"), "1="])
-    assert "undertow generate does not know '--temprature=1'; see undertow generate --help" in refused(
-        ["generate", str(tmp_path), "1=", "--temprature=1"]
+    assert (
+        "undertow generate does not know '--temprature=1'; see undertow generate --help"
+        in refused(["generate", str(tmp_path), "1=", "--temprature=1"])
     )
-    assert "max-new-tokens is 0; use 1 or more" in refused(["generate", str(tmp_path), "1=", "--max-new-tokens=0"])
-    assert "temperature is -1.0; use 0" in refused(["generate", str(tmp_path), "1=", "--temperature=-1"])
+    assert "max-new-tokens is 0; use 1 or more" in refused(
+        ["generate", str(tmp_path), "1=", "--max-new-tokens=0"]
+    )
+    assert "temperature is -1.0; use 0" in refused(
+        ["generate", str(tmp_path), "1=", "--temperature=-1"]
+    )
 
 
 def test_demo(refused: Callable[[list[str]], str]) -> None:
-    assert "undertow demo does not know '--fast'; see undertow demo --help" in refused(["demo", "--fast"])
+    assert "undertow demo does not know '--fast'; see undertow demo --help" in refused(
+        ["demo", "--fast"]
+    )
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["trian"], ["train"], ["eval"], ["study"], ["generate", "run"], ["generate", "run", "1=", "--max-new-tokens=x"]],
+    [
+        [],
+        ["trian"],
+        ["train"],
+        ["eval"],
+        ["study"],
+        ["generate", "run"],
+        ["generate", "run", "1=", "--max-new-tokens=x"],
+    ],
 )
 def test_what_argparse_refuses(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -234,7 +293,9 @@ def test_what_argparse_refuses(arguments: list[str], capsys: pytest.CaptureFixtu
     assert "error: " in output.err and "Traceback" not in output.err
 
 
-def test_a_mistake_of_ours_is_not_taken_for_the_users(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_ours_is_not_taken_for_the_users(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise AttributeError("a bug")
 
@@ -261,7 +322,9 @@ def test_places_that_are_no_files(refused: Callable[[list[str]], str], tmp_path:
     task = f"--task={{kind: gsm8k, train: {pipe}, test: {pipe}}}"
     path = str(tiny.recipe_file(tmp_path, evaluation={"lengths": []}))
     for arguments in (["train", str(pipe)], ["study", str(pipe)], ["train", path, task]):
-        assert "is a named pipe, which is not read; save what comes from it in a file" in refused(arguments)
+        assert "is a named pipe, which is not read; save what comes from it in a file" in refused(
+            arguments
+        )
     for arguments in (["train", str(loop)], ["generate", str(loop), "1="], ["eval", str(loop)]):
         assert str(loop) in refused(arguments)
 
@@ -278,11 +341,18 @@ def test_arguments_that_are_no_text(argument: str, refused: Callable[[list[str]]
         (MemoryError(), "memory ran out"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "memory ran out"),
         (OverflowError("int too large"), "a number that was given is too large"),
-        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"), "a text that was given cannot be read"),
+        (
+            UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"),
+            "a text that was given cannot be read",
+        ),
     ],
 )
 def test_the_last_resort(
-    error: Exception, expected: str, path: str, refused: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    expected: str,
+    path: str,
+    refused: Callable[[list[str]], str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: object) -> None:
         raise error

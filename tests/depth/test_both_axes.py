@@ -39,16 +39,24 @@ def test_decoding_equals_the_whole_pass_and_rows_alone(name: str, pathway: str) 
     whole = run(model, ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
     cache, parts = DepthCache(), []
     for start, stop in ((0, 4), (4, 5), (5, 8)):
-        inputs: dict[str, Any] = {CACHE: cache, "attention_mask": mask[:, :stop], "position_ids": positions[:, start:stop]}
+        inputs: dict[str, Any] = {
+            CACHE: cache,
+            "attention_mask": mask[:, :stop],
+            "position_ids": positions[:, start:stop],
+        }
         parts.append(run(model, ids[:, start:stop], use_cache=True, **inputs).logits)
     real = mask.bool()
     assert difference(torch.cat(parts, dim=1)[real], whole[real]) < SAME
     for row, text in enumerate(rows):
         assert difference(whole[row][real[row]], run(model, text, use_cache=False).logits[0]) < SAME
     # Both recurrences act.
-    alone = run(looped(name), ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    alone = run(
+        looped(name), ids, attention_mask=mask, position_ids=positions, use_cache=False
+    ).logits
     assert difference(whole[real], alone[real]) > CHANGED
-    shallow = run(model, ids, attention_mask=mask, position_ids=positions, use_cache=False, depth=1).logits
+    shallow = run(
+        model, ids, attention_mask=mask, position_ids=positions, use_cache=False, depth=1
+    ).logits
     assert difference(whole[real], shallow[real]) > CHANGED
 
 
@@ -58,7 +66,9 @@ def test_generate_and_beams(pathway: str) -> None:
     ids = tokens(2, 5)
     for settings in ({}, {"num_beams": 2}):
         inputs = {"attention_mask": torch.ones_like(ids), "depth": 3, **settings}
-        assert torch.equal(generate(model, ids, **inputs), generate(model, ids, use_cache=False, **inputs))
+        assert torch.equal(
+            generate(model, ids, **inputs), generate(model, ids, use_cache=False, **inputs)
+        )
 
 
 @pytest.mark.parametrize("pathway", ["t2mlr-around", "turboconn-around", "t2mlr-whole"])
@@ -76,7 +86,9 @@ def test_parallel_solvers_run_to_the_end_equal_the_rollout(pathway: str) -> None
     for name in ("jacobi", "scan"):
         assert difference(found[name][0], found["exact"][0]) < SAME
     keys = found["exact"][1].keys()
-    assert any("recurrence.loop.adapter" in key for key in keys) and any("recurrence.pathway" in key for key in keys)
+    assert any("recurrence.loop.adapter" in key for key in keys) and any(
+        "recurrence.pathway" in key for key in keys
+    )
     for key in keys:
         got, want = found["jacobi"][1][key], found["exact"][1][key]
         assert float((got - want).abs().max()) < 1e-3 * float(want.abs().max()) + 1e-9, key
@@ -98,7 +110,9 @@ def test_mistakes() -> None:
     model = looped("llama")
     with pytest.raises(undertow.ConfigError, match="inside the looped layers 1 to 2"):
         undertow.attach(model, T2MLR(2, 2))
-    assert run(model, tokens(1, 3)).logits.shape[1] == 3  # the failed attempt left the model as it was
+    assert (
+        run(model, tokens(1, 3)).logits.shape[1] == 3
+    )  # the failed attempt left the model as it was
     with pytest.raises(undertow.ConfigError, match="already has a recurrence of this kind"):
         undertow.attach(model, Looped((0,), (1,), (2,)))
     time_only = undertow.attach(undertow.detach(looped("llama")), T2MLR(1, 2))
@@ -135,7 +149,8 @@ def test_a_cache_of_a_model_with_other_recurrences_is_refused() -> None:
             assert difference(feed(models[other], ids[:, 5:], cache), whole[:, 5:]) < SAME
             continue
         with pytest.raises(
-            undertow.DataError, match=r"the cache was filled|the cache holds 5 tokens but no recurrent states"
+            undertow.DataError,
+            match=r"the cache was filled|the cache holds 5 tokens but no recurrent states",
         ):
             feed(models[other], ids[:, 5:], cache)
 
@@ -159,9 +174,14 @@ def interrupted(model: Any, layer: int) -> DynamicCache:
 def test_a_cache_that_was_left_half_way_is_refused(make: Any) -> None:
     model = make()
     for layer in (1, 2, 3):
-        with pytest.raises(undertow.DataError, match="holds 5 tokens but the loop's states of 4: a forward was interrupted"):
+        with pytest.raises(
+            undertow.DataError,
+            match="holds 5 tokens but the loop's states of 4: a forward was interrupted",
+        ):
             feed(model, tokens(2, 1), interrupted(model, layer))
-    assert feed(model, tokens(2, 1), interrupted(model, 0)).isfinite().all(), "control: nothing had been written"
+    assert feed(model, tokens(2, 1), interrupted(model, 0)).isfinite().all(), (
+        "control: nothing had been written"
+    )
 
 
 def test_a_looped_cache_that_was_changed_by_hand_is_refused() -> None:
@@ -173,7 +193,9 @@ def test_a_looped_cache_that_was_changed_by_hand_is_refused() -> None:
         layer.keys, layer.values = layer.keys[..., :5, :], layer.values[..., :5, :]
     with pytest.raises(undertow.DataError, match="holds 5 tokens but the loop's states of 7"):
         feed(model, ids[:, 5:], caches[0])
-    with pytest.raises(undertow.DataError, match="holds 2 rows and this forward has 1; give as many"):
+    with pytest.raises(
+        undertow.DataError, match="holds 2 rows and this forward has 1; give as many"
+    ):
         feed(model, ids[:1], caches[1])
     with pytest.raises(undertow.DataError, match=r"crop is given 5; .* as crop\(-5\)"):
         caches[2].crop(5)

@@ -11,17 +11,28 @@ from transformers.cache_utils import DynamicCache
 from undertow.depth import Anchor, Budget, DepthCache, Full, Last, cache_memory, ledger_of
 from undertow.errors import ConfigError, DataError
 
-POLICIES = {"full": Full(), "last": Last(), "budget-2": Budget(2), "anchor": Anchor(first=2, turning=2)}
+POLICIES = {
+    "full": Full(),
+    "last": Last(),
+    "budget-2": Budget(2),
+    "anchor": Anchor(first=2, turning=2),
+}
 SAME, CHANGED = 2e-5, 1e-3
 
 
 def forward(tokens: torch.Tensor, cache: Any = None, **inputs: Any) -> Any:
     with torch.no_grad():
-        return small()(tokens, **({} if cache is None else {CACHE: cache}), **({"depth": 6} | inputs))
+        return small()(
+            tokens, **({} if cache is None else {CACHE: cache}), **({"depth": 6} | inputs)
+        )
 
 
 def decode(
-    tokens: torch.Tensor, cache: Any, chunks: list[int], mask: torch.Tensor | None = None, **inputs: Any
+    tokens: torch.Tensor,
+    cache: Any,
+    chunks: list[int],
+    mask: torch.Tensor | None = None,
+    **inputs: Any,
 ) -> torch.Tensor:
     """Logits of all tokens, run in chunks through a cache."""
     found, start = [], 0
@@ -58,7 +69,11 @@ def test_padded_batch_equals_rows_alone(side: str, cached: bool) -> None:
     for row, text in enumerate(rows):
         at = slice(width - text.shape[1], None) if side == "left" else slice(0, text.shape[1])
         tokens[row, at], mask[row, at] = text[0], 1
-    logits = decode(tokens, DepthCache(), [6, 1, 1, 1], mask) if cached else forward(tokens, attention_mask=mask).logits
+    logits = (
+        decode(tokens, DepthCache(), [6, 1, 1, 1], mask)
+        if cached
+        else forward(tokens, attention_mask=mask).logits
+    )
     for row, text in enumerate(rows):
         assert torch.allclose(logits[row][mask[row].bool()], forward(text).logits[0], atol=SAME)
     ignored = forward(tokens).logits[1][mask[1].bool()]
@@ -72,10 +87,15 @@ def test_rows_and_generation_under_every_policy(policy: str) -> None:
     tokens, mask = torch.zeros(2, 7, dtype=torch.long), torch.ones(2, 7, dtype=torch.long)
     tokens[0], tokens[1, 3:], mask[1, :3] = rows[0][0], rows[1][0], 0
     settings: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "depth": 5}
-    batch = model.generate(tokens, attention_mask=mask, **{CACHE: DepthCache(POLICIES[policy])}, **settings)
+    batch = model.generate(
+        tokens, attention_mask=mask, **{CACHE: DepthCache(POLICIES[policy])}, **settings
+    )
     for row, text in enumerate(rows):
         alone = model.generate(
-            text, attention_mask=torch.ones_like(text), **{CACHE: DepthCache(POLICIES[policy])}, **settings
+            text,
+            attention_mask=torch.ones_like(text),
+            **{CACHE: DepthCache(POLICIES[policy])},
+            **settings,
         )
         assert torch.equal(batch[row, 7:], alone[0, text.shape[1] :])
 
@@ -100,9 +120,16 @@ def test_generate_equals_no_cache_and_depth_matters() -> None:
 
 def test_beam_search_carries_the_cache_with_the_row() -> None:
     model, tokens = small(), ids(2, 5)
-    settings: dict[str, Any] = {"max_new_tokens": 6, "num_beams": 3, "depth": 4, "num_return_sequences": 2}
+    settings: dict[str, Any] = {
+        "max_new_tokens": 6,
+        "num_beams": 3,
+        "depth": 4,
+        "num_return_sequences": 2,
+    }
     cached = model.generate(tokens, attention_mask=torch.ones_like(tokens), **settings)
-    uncached = model.generate(tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **settings)
+    uncached = model.generate(
+        tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **settings
+    )
     assert torch.equal(cached, uncached)
 
 
@@ -123,7 +150,9 @@ def test_a_deeper_call_after_a_shallow_one_reads_the_deepest_entries() -> None:
                 buffer[:, slot, :, :5] = held[:, min(slot, 1), :, :5]
     for layer in (3,):
         for name in ("keys", "values"):
-            getattr(other.layers[layer], name)[:, :, :, :5] = getattr(shallow.layers[layer], name)[:, :, :, :5]
+            getattr(other.layers[layer], name)[:, :, :, :5] = getattr(shallow.layers[layer], name)[
+                :, :, :, :5
+            ]
     assert torch.allclose(forward(tokens[:, 5:], other, depth=5).logits, found, atol=SAME)
     whole = DepthCache()
     forward(tokens[:, :5], whole, depth=5)
@@ -135,13 +164,13 @@ def test_policies_keep_what_they_say() -> None:
     assert [Budget(3).slot(i) for i in range(7)] == [0, 1, 2, 0, 1, 2, 0]
     assert [Last().slot(i) for i in range(3)] == [0, 0, 0]
     assert [Anchor(2, 3).slot(i) for i in range(9)] == [0, 1, 2, 3, 4, 2, 3, 4, 2]
-    assert [Anchor(8, 4).slots(32), Budget(4).slots(32), Budget(4).slots(2), Last().slots(32), Full().slots(32)] == [
-        12,
-        4,
-        2,
-        1,
-        32,
-    ]
+    assert [
+        Anchor(8, 4).slots(32),
+        Budget(4).slots(32),
+        Budget(4).slots(2),
+        Last().slots(32),
+        Full().slots(32),
+    ] == [12, 4, 2, 1, 32]
     with pytest.raises(ConfigError, match="the cache budget is 0"):
         Budget(0)
     with pytest.raises(ConfigError, match="anchor"):

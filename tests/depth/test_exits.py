@@ -1,4 +1,5 @@
-"""Exit rules on the native model: rows and tokens apart, cached and uncached alike, and what is no longer computed."""
+"""Exit rules on the native model: rows and tokens apart, cached and uncached alike, and what is no
+longer computed."""
 
 from typing import Any
 
@@ -41,7 +42,9 @@ SAME = 2e-5
 
 def forward(tokens: torch.Tensor, cache: Any = None, **inputs: Any) -> Any:
     with torch.no_grad():
-        return small()(tokens, **({} if cache is None else {CACHE: cache}), **({"depth": LIMIT} | inputs))
+        return small()(
+            tokens, **({} if cache is None else {CACHE: cache}), **({"depth": LIMIT} | inputs)
+        )
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -96,9 +99,15 @@ def test_a_rule_that_never_fires_is_the_fixed_depth() -> None:
 def test_rows_that_exit_stop_computing() -> None:
     model, tokens = small(), ids(4, 1)
     computed = []
-    handle = model.transformer["adapter"].register_forward_hook(lambda module, args, out: computed.append(out.shape[0]))
+    handle = model.transformer["adapter"].register_forward_hook(
+        lambda module, args, out: computed.append(out.shape[0])
+    )
     try:
-        forward(tokens, position_ids=torch.tensor([[0], [1], [2], [3]]), exit_rule=Scripted((1, 3, 3, 6)))
+        forward(
+            tokens,
+            position_ids=torch.tensor([[0], [1], [2], [3]]),
+            exit_rule=Scripted((1, 3, 3, 6)),
+        )
     finally:
         handle.remove()
     assert computed == [4, 3, 3, 1, 1, 1]

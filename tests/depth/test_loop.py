@@ -67,7 +67,12 @@ def test_watch_and_start() -> None:
     seen = []
     core = Core()
     iteration = core.bind(torch.ones(2, 3, 4))
-    whole = iterate(iteration, torch.zeros(2, 3, 4), Steps(0, 5), watch=lambda i, before, after: seen.append((i, after)))
+    whole = iterate(
+        iteration,
+        torch.zeros(2, 3, 4),
+        Steps(0, 5),
+        watch=lambda i, before, after: seen.append((i, after)),
+    )
     assert [i for i, _ in seen] == [0, 1, 2, 3, 4]
     assert torch.equal(iterate(iteration, seen[1][1], Steps(0, 5), start=2), whole)
 
@@ -98,7 +103,9 @@ def test_initial_state_is_a_function_of_seed_and_position() -> None:
 def test_initial_state_is_a_truncated_normal() -> None:
     state = initial_state(torch.arange(500)[None], 512, 2.0, seed=1)
     assert abs(float(state.mean())) < 0.02
-    assert abs(float(state.std()) / 2.0 - 0.9866) < 0.005  # the cut at three standard deviations takes 1.3 %
+    assert (
+        abs(float(state.std()) / 2.0 - 0.9866) < 0.005
+    )  # the cut at three standard deviations takes 1.3 %
     assert 5.9 < float(state.abs().max()) <= 6.001
     assert abs(float((state.abs() < 2.0).float().mean()) - 0.6836) < 0.005
     flat = state[0]

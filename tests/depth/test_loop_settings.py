@@ -1,4 +1,5 @@
-"""A loop's settings: presets and mistakes; on disk and under PEFT; the gate's objectives; the monitors."""
+"""A loop's settings: presets and mistakes; on disk and under PEFT; the gate's objectives; the
+monitors."""
 
 import math
 from pathlib import Path
@@ -37,7 +38,11 @@ def test_presets() -> None:
     assert tiny.core == tuple(range(10, 18)) and tiny.coda[-1] == 21
     for name in ("llama-3.2-1b", "olmo-2-1b"):
         preset = Looped.preset(name, depth=8)
-        assert (preset.prelude, preset.core, preset.coda) == ((0, 1, 2, 3), (6, 7, 8, 9, 10, 11), (12, 13, 14, 15))
+        assert (preset.prelude, preset.core, preset.coda) == (
+            (0, 1, 2, 3),
+            (6, 7, 8, 9, 10, 11),
+            (12, 13, 14, 15),
+        )
         assert preset.depth == 8
     small = Looped.preset("llama-3.2-1b-2-4-2")
     assert (small.prelude, small.core, small.coda) == ((0, 1), (10, 11, 12, 13), (14, 15))
@@ -46,7 +51,9 @@ def test_presets() -> None:
     assert whole.injection == "none" and whole.norm and whole.gate and whole.depth == 4
     for settings in (tiny, whole):
         assert from_mapping(Looped, to_mapping(settings)) == settings
-    assert from_mapping(Looped, {"preset": "olmo-2-1b", "depth": 8}) == Looped.preset("olmo-2-1b", depth=8)
+    assert from_mapping(Looped, {"preset": "olmo-2-1b", "depth": 8}) == Looped.preset(
+        "olmo-2-1b", depth=8
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +88,9 @@ def test_what_a_forward_refuses() -> None:
     with pytest.raises(ConfigError, match="resume is 5 and depth 2"):
         run(looped("llama"), ids, depth=2, resume=5)
     timed = undertow.attach(looped("llama"), undertow.T2MLR(1, 2))
-    with pytest.raises(ConfigError, match="exit_rule, watch cannot be given beside a recurrence in time"):
+    with pytest.raises(
+        ConfigError, match="exit_rule, watch cannot be given beside a recurrence in time"
+    ):
         run(timed, ids, exit_rule=LatentDifference(), watch=StateMonitor())
 
 
@@ -125,7 +134,9 @@ def test_mistakes() -> None:
     with pytest.raises(ConfigError, match="without gradients"):
         model(input_ids=tokens(1, 3), exit_rule=undertow.depth.LatentDifference())
     with pytest.raises(DataError, match="static cache"):
-        model.generate(tokens(1, 3), cache_implementation="static", max_new_tokens=2, disable_compile=True)
+        model.generate(
+            tokens(1, 3), cache_implementation="static", max_new_tokens=2, disable_compile=True
+        )
 
 
 @pytest.mark.parametrize("loop", ["adapter", "whole", "dropping"])
@@ -139,20 +150,37 @@ def test_save_and_load(tmp_path: Path, loop: str) -> None:
         import subprocess
         import sys
 
-        program = f"from transformers import AutoModelForCausalLM as A; A.from_pretrained({str(tmp_path / 'model')!r})"
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-        raise RuntimeError(done.stderr[-600:]) if done.returncode else AssertionError("it loaded without undertow")
+        program = (
+            "from transformers import AutoModelForCausalLM as A; "
+            f"A.from_pretrained({str(tmp_path / 'model')!r})"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        )
+        raise (
+            RuntimeError(done.stderr[-600:])
+            if done.returncode
+            else AssertionError("it loaded without undertow")
+        )
 
 
 def test_lora_beside_a_loop(tmp_path: Path) -> None:
     model, ids = looped("llama"), tokens(2, 5)
     base = run(model, ids).logits
-    config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["recurrence"], task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=2, target_modules=["q_proj"], modules_to_save=["recurrence"], task_type="CAUSAL_LM"
+    )
     wrapped = get_peft_model(model, config)
     assert difference(run(wrapped, ids, depth=4).logits, base) < ROUNDING
     wrapped(input_ids=ids, labels=ids, depth=3).loss.backward()
-    gradients = [name for name, p in wrapped.named_parameters() if p.grad is not None and float(p.grad.abs().sum()) > 0]
-    assert any("lora" in name for name in gradients) and any("loop.adapter" in name for name in gradients)
+    gradients = [
+        name
+        for name, p in wrapped.named_parameters()
+        if p.grad is not None and float(p.grad.abs().sum()) > 0
+    ]
+    assert any("lora" in name for name in gradients) and any(
+        "loop.adapter" in name for name in gradients
+    )
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["loop", "loop and T²MLR"])
@@ -163,7 +191,9 @@ def test_an_adapter_folder_brings_its_loop(both: bool, tmp_path: Path) -> None:
     model = undertow.attach(base(), undertow.Looped((0,), (1, 2), (3,), depth=3))
     if both:
         undertow.attach(model, undertow.T2MLR(0, 0))
-    config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["recurrence"], task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=2, target_modules=["q_proj"], modules_to_save=["recurrence"], task_type="CAUSAL_LM"
+    )
     wrapped, ids = get_peft_model(model, config).eval(), tokens(2, 5)
     with torch.no_grad():
         for parameter in wrapped.parameters():
@@ -187,9 +217,12 @@ def test_gate_objectives() -> None:
     losses = torch.tensor([[3.0, 1.0], [2.0, 1.0], [1.0, 1.0]])
     entropy = -(chances * chances.log()).sum(0)
     assert math.isclose(
-        float(expected_loss(losses, gates, 0.1)), float(((chances * losses).sum(0) - 0.1 * entropy).mean()), rel_tol=1e-6
+        float(expected_loss(losses, gates, 0.1)),
+        float(((chances * losses).sum(0) - 0.1 * entropy).mean()),
+        rel_tol=1e-6,
     )
-    # Stage II pushes the gate open (λ down) where going on helps and shut where it does not, and touches no loss.
+    # Stage II pushes the gate open (λ down) where going on helps and shut where it does not, and
+    # touches no loss.
     gates, losses = torch.full((3, 2), 0.5, requires_grad=True), losses.clone().requires_grad_(True)
     gate_loss(losses, gates).backward()
     assert losses.grad is None
@@ -201,7 +234,9 @@ def test_gate_learns_to_stop_when_nothing_is_gained() -> None:
     gate = nn.Linear(4, 1)
     states = torch.randn(3, 64, 4)
     easy = states[0, :, 0] > 0
-    losses = torch.where(easy, torch.tensor([[1.0], [1.0], [1.0]]), torch.tensor([[3.0], [2.0], [1.0]]))
+    losses = torch.where(
+        easy, torch.tensor([[1.0], [1.0], [1.0]]), torch.tensor([[3.0], [2.0], [1.0]])
+    )
     states[:, :, 0] = easy.float() * 4 - 2
     optimizer = torch.optim.Adam(gate.parameters(), lr=0.1)
     for _ in range(100):

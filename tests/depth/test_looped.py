@@ -1,4 +1,5 @@
-"""Looping the layers of a pretrained model: identity, caches, rows, exits and drafts over the architectures."""
+"""Looping the layers of a pretrained model: identity, caches, rows, exits and drafts over the
+architectures."""
 
 import copy
 from typing import Any
@@ -10,7 +11,16 @@ from small_looped import LOOPS, looped, padded, run
 
 import undertow
 from undertow import Looped
-from undertow.depth import Budget, DepthCache, KLDivergence, Last, LatentDifference, LearnedGate, Scripted, ledger_of
+from undertow.depth import (
+    Budget,
+    DepthCache,
+    KLDivergence,
+    Last,
+    LatentDifference,
+    LearnedGate,
+    Scripted,
+    ledger_of,
+)
 from undertow.depth.speculative import generate_speculative
 from undertow.host.attach import find_attachment
 
@@ -22,9 +32,15 @@ def test_one_iteration_of_every_layer_is_the_host(name: str) -> None:
     ids, mask, _ = padded()
     host = unhosted(name)
     expected = run(host, ids, attention_mask=mask, use_cache=False).logits
-    for loop in (Looped((0,), (1, 2), (3,)), Looped.whole(4), Looped((), (0, 1, 2, 3), (), injection="none")):
+    for loop in (
+        Looped((0,), (1, 2), (3,)),
+        Looped.whole(4),
+        Looped((), (0, 1, 2, 3), (), injection="none"),
+    ):
         model = undertow.attach(copy.deepcopy(host), loop)
-        assert torch.equal(run(model, ids, attention_mask=mask, use_cache=False, depth=1).logits, expected)
+        assert torch.equal(
+            run(model, ids, attention_mask=mask, use_cache=False, depth=1).logits, expected
+        )
         deeper = run(model, ids, attention_mask=mask, use_cache=False, depth=3).logits
         if loop.injection == "none":
             assert not torch.allclose(deeper, expected, rtol=1e-3, atol=1e-3)
@@ -47,7 +63,9 @@ def test_cached_equals_uncached_and_rows_alone(name: str) -> None:
     real = mask.bool()
     if name not in ("bloom", "falcon_alibi", "mpt"):
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        expected = run(model, ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+        expected = run(
+            model, ids, attention_mask=mask, position_ids=positions, use_cache=False
+        ).logits
     found = torch.cat(parts, dim=1)
     assert difference(found[real], expected[real]) < SAME
     for row, text in enumerate(rows):
@@ -62,7 +80,9 @@ def test_generate_with_depth_and_beams(name: str, loop: str) -> None:
     ids = tokens(2, 5)
     for settings in ({}, {"num_beams": 3}):
         cached = generate(model, ids, depth=3, attention_mask=torch.ones_like(ids), **settings)
-        uncached = generate(model, ids, depth=3, attention_mask=torch.ones_like(ids), use_cache=False, **settings)
+        uncached = generate(
+            model, ids, depth=3, attention_mask=torch.ones_like(ids), use_cache=False, **settings
+        )
         assert torch.equal(cached, uncached)
     shallow = run(model, ids, depth=1, use_cache=False).logits
     assert difference(run(model, ids, depth=3, use_cache=False).logits, shallow) > 1e-2
@@ -81,7 +101,11 @@ def test_exits_per_row(name: str, rule: str) -> None:
     }
     ids, mask, rows = padded()
     settings: dict[str, Any] = {"depth": 6, "exit_rule": rules[rule]}
-    positions = {} if name in ("bloom", "falcon_alibi") else {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    positions = (
+        {}
+        if name in ("bloom", "falcon_alibi")
+        else {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    )
     whole = run(model, ids, attention_mask=mask, use_cache=False, **positions, **settings).logits
     depths = undertow.depth_report(model).depths
     real = mask.bool()
@@ -107,7 +131,13 @@ def test_rows_that_exit_stop_computing() -> None:
     layer = model.model.layers._modules["1"]
     handle = layer.register_forward_hook(lambda module, args, out: computed.append(out.shape[0]))
     ids = tokens(4, 1)
-    run(model, ids, position_ids=torch.tensor([[0], [1], [2], [3]]), depth=6, exit_rule=Scripted((1, 3, 3, 6)))
+    run(
+        model,
+        ids,
+        position_ids=torch.tensor([[0], [1], [2], [3]]),
+        depth=6,
+        exit_rule=Scripted((1, 3, 3, 6)),
+    )
     handle.remove()
     assert computed == [4, 3, 3, 1, 1, 1]
 
@@ -120,7 +150,9 @@ def test_smaller_caches(policy: Any) -> None:
     batch = model.generate(ids, attention_mask=mask, **{CACHE: DepthCache(policy)}, **settings)
     for row, text in enumerate(rows):
         cache = DepthCache(policy)
-        alone = model.generate(text, attention_mask=torch.ones_like(text), **{CACHE: cache}, **settings)
+        alone = model.generate(
+            text, attention_mask=torch.ones_like(text), **{CACHE: cache}, **settings
+        )
         assert torch.equal(batch[row, 7:], alone[0, text.shape[1] :])
     full = DepthCache()
     model.generate(rows[1], attention_mask=torch.ones_like(rows[1]), **{CACHE: full}, **settings)
@@ -132,7 +164,9 @@ def test_smaller_caches(policy: Any) -> None:
 def test_self_speculative_equals_greedy(name: str, loop: str) -> None:
     model = looped(name, loop)
     ids = tokens(1, 5)
-    plain = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, depth=5)
+    plain = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, depth=5
+    )
     found = generate_speculative(model, ids, max_new_tokens=12, depth=5, draft_depth=2, lookahead=3)
     assert torch.equal(found.sequences, plain)
 
@@ -173,10 +207,14 @@ def test_iterations_that_are_computed_again_drop_out_the_same() -> None:
         model.zero_grad()
         torch.manual_seed(seed)
         model(input_ids=ids, labels=ids, depth=4).loss.backward()
-        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        found.append(
+            {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        )
     plain, again, other = found
     assert all(torch.allclose(again[name], plain[name], rtol=1e-4, atol=1e-6) for name in plain)
-    assert not all(torch.allclose(other[name], plain[name], rtol=1e-2, atol=1e-4) for name in plain), "nothing is dropped"
+    assert not all(
+        torch.allclose(other[name], plain[name], rtol=1e-2, atol=1e-4) for name in plain
+    ), "nothing is dropped"
 
 
 def test_a_cache_of_a_forward_with_gradients_is_refused() -> None:
@@ -193,6 +231,12 @@ def test_warm_start_and_watch() -> None:
     cache, states = DepthCache(), []
     run(model, ids[:, :4], **{CACHE: cache}, watch=lambda i, before, after: states.append(after))
     starts: list[torch.Tensor] = []
-    run(model, ids[:, 4:], **{CACHE: cache}, warm_start=True, watch=lambda i, before, after: starts.append(before))
+    run(
+        model,
+        ids[:, 4:],
+        **{CACHE: cache},
+        warm_start=True,
+        watch=lambda i, before, after: starts.append(before),
+    )
     assert torch.equal(starts[0], states[-1][:, -1:])
     assert find_attachment(model).depth_report.mean == 4

@@ -9,7 +9,8 @@ from undertow.depth.loop import Steps
 from undertow.depth.sampler import FixedDepth, SampledDepth
 from undertow.errors import ConfigError
 
-# Mean, standard deviation, median, 95th percentile, P(depth <= k), mean graded iterations for (mean, k).
+# Mean, standard deviation, median, 95th percentile, P(depth <= k), mean graded iterations for
+# (mean, k).
 TABLE = {
     (32, 8): (33.0, 18.0, 29, 67, 0.014, 7.98),
     (16, 8): (17.0, 9.4, 15, 35, 0.153, 7.74),

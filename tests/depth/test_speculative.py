@@ -15,8 +15,12 @@ from undertow.errors import ConfigError
 @pytest.mark.parametrize("draft_depth, lookahead", [(1, 1), (2, 4), (4, 3), (7, 5)])
 def test_equals_greedy(draft_depth: int, lookahead: int) -> None:
     model, tokens = small(), ids(1, 5, seed=3)
-    plain = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=17, do_sample=False, depth=8)
-    found = generate_speculative(model, tokens, max_new_tokens=17, depth=8, draft_depth=draft_depth, lookahead=lookahead)
+    plain = model.generate(
+        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=17, do_sample=False, depth=8
+    )
+    found = generate_speculative(
+        model, tokens, max_new_tokens=17, depth=8, draft_depth=draft_depth, lookahead=lookahead
+    )
     assert torch.equal(found.sequences, plain)
     assert found.rounds >= 16 / lookahead
     assert 0 <= found.acceptance <= 1
@@ -29,9 +33,18 @@ def test_padded_batch_with_an_end_token() -> None:
     settings: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "depth": 6}
     free = model.generate(tokens, attention_mask=mask, **settings)
     end = int(free[0, 9])
-    plain = model.generate(tokens, attention_mask=mask, eos_token_id=end, pad_token_id=0, **settings)
+    plain = model.generate(
+        tokens, attention_mask=mask, eos_token_id=end, pad_token_id=0, **settings
+    )
     found = generate_speculative(
-        model, tokens, mask, max_new_tokens=14, depth=6, draft_depth=2, lookahead=3, eos_token_id=end
+        model,
+        tokens,
+        mask,
+        max_new_tokens=14,
+        depth=6,
+        draft_depth=2,
+        lookahead=3,
+        eos_token_id=end,
     )
     width = min(plain.shape[1], found.sequences.shape[1])
     assert torch.equal(found.sequences[:, :width], plain[:, :width])
@@ -42,9 +55,13 @@ def test_drafts_are_reused() -> None:
     """Verification runs the iterations after the draft's, and no others."""
     model, tokens = small(), ids(1, 4)
     calls: list[int] = []
-    handle = model.transformer["adapter"].register_forward_hook(lambda module, args, out: calls.append(out.shape[1]))
+    handle = model.transformer["adapter"].register_forward_hook(
+        lambda module, args, out: calls.append(out.shape[1])
+    )
     try:
-        found = generate_speculative(model, tokens, max_new_tokens=2, depth=6, draft_depth=2, lookahead=1)
+        found = generate_speculative(
+            model, tokens, max_new_tokens=2, depth=6, draft_depth=2, lookahead=1
+        )
     finally:
         handle.remove()
     assert found.rounds == 1
@@ -89,9 +106,16 @@ def test_padded_rows_of_hosted_models(name: str) -> None:
     """Positions count from each row's first token, as in `generate()`."""
     model = looped(name)
     tokens, mask, _ = padded()
-    settings: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    settings: dict[str, Any] = {
+        "attention_mask": mask,
+        "max_new_tokens": 8,
+        "min_new_tokens": 8,
+        "do_sample": False,
+    }
     plain = model.generate(tokens, depth=4, eos_token_id=None, **settings)  # type: ignore[operator]
-    found = generate_speculative(model, tokens, mask, max_new_tokens=8, depth=4, draft_depth=2, lookahead=3, eos_token_id=())
+    found = generate_speculative(
+        model, tokens, mask, max_new_tokens=8, depth=4, draft_depth=2, lookahead=3, eos_token_id=()
+    )
     assert torch.equal(found.sequences, plain)
 
 
@@ -100,13 +124,24 @@ def test_end_and_padding_are_the_model_s_own() -> None:
     settings: dict[str, Any] = {"max_new_tokens": 14, "depth": 6}
     free = generate_speculative(model, tokens, draft_depth=2, **settings).sequences[0]
     written = free[5:].tolist()
-    last = next(at for at in range(3, 10) if written[at] not in written[:at])  # a token that comes late for the first time
+    last = next(
+        at for at in range(3, 10) if written[at] not in written[:at]
+    )  # a token that comes late for the first time
     ends = [VOCAB - 1, written[last]]
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = ends, 3
     found = generate_speculative(model, tokens, draft_depth=2, lookahead=4, **settings).sequences[0]
     upto = 5 + last + 1
-    assert torch.equal(found[:upto], free[:upto]) and len(found) < len(free) and bool((found[upto:] == 3).all())
-    assert torch.equal(generate_speculative(model, tokens, draft_depth=2, eos_token_id=(), **settings).sequences[0], free)
+    assert (
+        torch.equal(found[:upto], free[:upto])
+        and len(found) < len(free)
+        and bool((found[upto:] == 3).all())
+    )
+    assert torch.equal(
+        generate_speculative(model, tokens, draft_depth=2, eos_token_id=(), **settings).sequences[
+            0
+        ],
+        free,
+    )
 
 
 def test_a_model_without_a_loop_is_refused() -> None:

@@ -1,4 +1,5 @@
-"""The how-to page's commands run as they stand, on little text and with few steps; what it names is there."""
+"""The how-to page's commands run as they stand, on little text and with few steps; what it names is
+there."""
 
 import json
 import os
@@ -15,14 +16,28 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to-pretrain.md").read_text(encoding="utf-8")
 
 
-def test_the_commands_on_text_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    (tmp_path / "first.txt").write_text("".join(f"line {number} of some text\n" for number in range(900)))
-    rows = [{"text": f"document {number} with its own words, and some more of them"} for number in range(200)]
+def test_the_commands_on_text_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (tmp_path / "first.txt").write_text(
+        "".join(f"line {number} of some text\n" for number in range(900))
+    )
+    rows = [
+        {"text": f"document {number} with its own words, and some more of them"}
+        for number in range(200)
+    ]
     (tmp_path / "second.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.chdir(tmp_path)
     os.symlink(ROOT / "recipes", tmp_path / "recipes")
-    commands = re.findall(r"^    undertow (.*)$", PAGE.partition("## On a task")[0], flags=re.MULTILINE)
-    small = ["--training.steps=2", "--training.batch=2", "--training.evaluate_examples=2", "--evaluation.examples=2"]
+    commands = re.findall(
+        r"^    undertow (.*)$", PAGE.partition("## On a task")[0], flags=re.MULTILINE
+    )
+    small = [
+        "--training.steps=2",
+        "--training.batch=2",
+        "--training.evaluate_examples=2",
+        "--evaluation.examples=2",
+    ]
     small += ["--seeds=[0]", "--training.save_every=null"]
     for command in commands:
         words = command.split()
@@ -34,11 +49,15 @@ def test_the_commands_on_text_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_tasks_and_options_are_there(capsys: pytest.CaptureFixture[str]) -> None:
     table = PAGE.partition("| kind |")[2].partition("What is compared")[0]
     kinds = {
-        kind for line in table.splitlines() for kind in re.findall(r"`(\w+)`", line.split("|")[1] if "|" in line else "")
+        kind
+        for line in table.splitlines()
+        for kind in re.findall(r"`(\w+)`", line.split("|")[1] if "|" in line else "")
     }
     assert kinds and kinds <= set(TASKS)
     with pytest.raises(SystemExit):
         main(["eval", "--help"])
     told = capsys.readouterr().out
-    for option in re.findall(r"(--[a-z-]+)", " ".join(re.findall(r"^    undertow eval (.*)$", PAGE, flags=re.MULTILINE))):
+    for option in re.findall(
+        r"(--[a-z-]+)", " ".join(re.findall(r"^    undertow eval (.*)$", PAGE, flags=re.MULTILINE))
+    ):
         assert option in told

@@ -41,7 +41,9 @@ def base(tmp_path: Path) -> Path:
 
 def test_the_python_blocks_run(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert len(blocks) == 4 and NAMED in blocks[0]  # the fourth stands in tests/lab/training/test_sft.py
+    assert (
+        len(blocks) == 4 and NAMED in blocks[0]
+    )  # the fourth stands in tests/lab/training/test_sft.py
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(blocks[0].replace(NAMED, str(base)), names)
@@ -62,15 +64,24 @@ def test_the_python_blocks_run(base: Path, tmp_path: Path, monkeypatch: pytest.M
     assert undertow.report(again) is not None
 
 
-def test_the_recipe_commands_run(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    problems = [{"question": f"1 + {i}?", "steps": [f"1 + {i}"], "answer": str(i + 1)} for i in range(60)]
+def test_the_recipe_commands_run(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    problems = [
+        {"question": f"1 + {i}?", "steps": [f"1 + {i}"], "answer": str(i + 1)} for i in range(60)
+    ]
     for name in ("train", "test", "other"):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, problems)))
     monkeypatch.chdir(tmp_path)
     os.symlink(ROOT / "recipes", tmp_path / "recipes")
     (block,) = re.findall(r"((?:    .*\n)+)", PAGE.partition("## With a recipe")[2])[:1]
     commands = block.replace("\\\n", " ").replace("YOUR_MODEL", str(base)).splitlines()
-    small = ["--training.steps=2", "--training.batch=2", "--training.save_every=null", "--evaluation.examples=2"]
+    small = [
+        "--training.steps=2",
+        "--training.batch=2",
+        "--training.save_every=null",
+        "--evaluation.examples=2",
+    ]
     ran = []
     for command in commands:
         words = re.findall(r"(?:[^\s']+|'[^']*')+", command.partition("#")[0])
@@ -83,4 +94,6 @@ def test_the_recipe_commands_run(base: Path, tmp_path: Path, monkeypatch: pytest
         ran.append(arguments[0])
     assert ran == ["inspect", "train", "eval"]
     last = capsys.readouterr().out.splitlines()[-1].split("|")
-    assert (last[1].strip(), last[4].strip()) == ("all", "60"), "eval --data tests on the whole file"
+    assert (last[1].strip(), last[4].strip()) == ("all", "60"), (
+        "eval --data tests on the whole file"
+    )

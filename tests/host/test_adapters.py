@@ -1,4 +1,5 @@
-"""A recurrence in a PEFT adapter: one folder that PEFT's own classes load on a fresh base model, alone or beside others."""
+"""A recurrence in a PEFT adapter: one folder that PEFT's own classes load on a fresh base model,
+alone or beside others."""
 
 import json
 import shutil
@@ -26,7 +27,11 @@ from undertow.lab.training.build import from_scratch, load
 from undertow.lab.training.recipe import ModelSection
 
 IDS = tokens(2, 9)
-CARRIED = {"turboconn": PATHWAYS["turboconn-3"], "t2mlr": PATHWAYS["t2mlr-middle"], "soft-token": undertow.SoftToken(0.3)}
+CARRIED = {
+    "turboconn": PATHWAYS["turboconn-3"],
+    "t2mlr": PATHWAYS["t2mlr-middle"],
+    "soft-token": undertow.SoftToken(0.3),
+}
 
 
 def moved(model: Any, seed: int) -> Any:
@@ -45,7 +50,9 @@ def fresh(base: Path) -> Any:
 
 def lora(recurrence: bool, rank: int = 4) -> LoraConfig:
     saved = ["recurrence"] if recurrence else None
-    return LoraConfig(r=rank, target_modules=["q_proj", "v_proj"], modules_to_save=saved, task_type="CAUSAL_LM")
+    return LoraConfig(
+        r=rank, target_modules=["q_proj", "v_proj"], modules_to_save=saved, task_type="CAUSAL_LM"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +68,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def adapter(base: Path, kind: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor, torch.Tensor]:
+def adapter(
+    base: Path, kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, torch.Tensor, torch.Tensor]:
     """A trained adapter's folder, its model's logits, and tokens that it generates."""
     folder = tmp_path_factory.mktemp(kind)
     model = moved(get_peft_model(undertow.attach(fresh(base), CARRIED[kind]), lora(True)), seed=5)
@@ -83,7 +92,10 @@ def other(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, t
 
 def test_the_folder_says_what_it_holds(adapter: Any, kind: str, base: Path) -> None:
     folder, _, _ = adapter
-    assert {path.name for path in folder.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    assert {path.name for path in folder.iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
     written = json.loads((folder / "adapter_config.json").read_text())
     assert written["peft_type"] == "UNDERTOW" and written["base_model_name_or_path"] == str(base)
     assert written["recurrence"]["kind"] == kind
@@ -110,7 +122,9 @@ def test_it_loads_on_a_fresh_base_model(adapter: Any, kind: str, base: Path, way
     assert find_attachment(model).settings == CARRIED[kind]
 
 
-def test_it_loads_where_the_same_recurrence_is_attached(adapter: Any, kind: str, base: Path) -> None:
+def test_it_loads_where_the_same_recurrence_is_attached(
+    adapter: Any, kind: str, base: Path
+) -> None:
     folder, want, _ = adapter
     model = PeftModel.from_pretrained(undertow.attach(fresh(base), CARRIED[kind]), folder)
     assert difference(logits(model, IDS), want) < ROUNDING
@@ -125,7 +139,9 @@ def test_it_trains_on_and_saves_again(adapter: Any, base: Path, tmp_path: Path) 
     model.save_pretrained(tmp_path)
     before, after = (load_file(at / "adapter_model.safetensors") for at in (folder, tmp_path))
     assert tiny.equal(before, after)
-    assert difference(logits(PeftModel.from_pretrained(fresh(base), tmp_path), IDS), want) < ROUNDING
+    assert (
+        difference(logits(PeftModel.from_pretrained(fresh(base), tmp_path), IDS), want) < ROUNDING
+    )
 
 
 def test_without_undertow_it_is_refused_by_name(adapter: Any, base: Path) -> None:
@@ -134,7 +150,9 @@ from transformers import AutoModelForCausalLM
 from peft import PeftModel
 PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({str(base)!r}), {str(adapter[0])!r})
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=tiny.environment())
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=tiny.environment()
+    )
     assert done.returncode != 0 and "UNDERTOW" in done.stderr.splitlines()[-1]
 
 
@@ -192,20 +210,32 @@ def test_once_merged_the_recurrence_is_the_models_own(adapter: Any, base: Path) 
         assert difference(logits(again, IDS), adapter[1]) < 1e-4
 
 
-def test_an_adapter_of_a_hosted_model_may_leave_its_recurrence_alone(base: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_a_hosted_model_may_leave_its_recurrence_alone(
+    base: Path, tmp_path: Path
+) -> None:
     """It is then recorded all the same, and the adapter loads where the recurrence is."""
     own = moved(undertow.attach(fresh(base), CARRIED["turboconn"]), seed=3)
     own.save_pretrained(tmp_path / "own")
-    with pytest.warns(UserWarning, match=r'neither trains nor holds .* add modules_to_save=\["recurrence"\]'):
+    with pytest.warns(
+        UserWarning, match=r'neither trains nor holds .* add modules_to_save=\["recurrence"\]'
+    ):
         model = get_peft_model(own, lora(False))
     want = logits(moved(model, seed=4), IDS)
     with model.disable_adapter():
-        assert difference(logits(model, IDS), logits(fresh(base), IDS)) > CHANGED, "the recurrence is the model's own"
+        assert difference(logits(model, IDS), logits(fresh(base), IDS)) > CHANGED, (
+            "the recurrence is the model's own"
+        )
     model.save_pretrained(tmp_path / "adapter")
-    assert not any("recurrence" in name for name in load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
+    assert not any(
+        "recurrence" in name
+        for name in load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    )
     loaded = PeftModel.from_pretrained(fresh(tmp_path / "own"), tmp_path / "adapter")
     assert difference(logits(loaded, IDS), want) < ROUNDING
-    with pytest.raises(CheckpointError, match="a recurrence, whose weights it does not hold, and this model has none"):
+    with pytest.raises(
+        CheckpointError,
+        match="a recurrence, whose weights it does not hold, and this model has none",
+    ):
         PeftModel.from_pretrained(fresh(base), tmp_path / "adapter")
 
 
@@ -215,12 +245,23 @@ def test_an_adapter_of_a_hosted_model_may_leave_its_recurrence_alone(base: Path,
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"hidden_size": 64}, "of 4 layers of width 32, but this model is a llama model of 4 layers of width 64"),
-        ({"num_hidden_layers": 5}, "of 4 layers of width 32, but this model is a llama model of 5 layers of width 32"),
-        ({"model_type": "mistral"}, "belongs to a llama model of 4 layers of width 32, but this model is a mistral model"),
+        (
+            {"hidden_size": 64},
+            "of 4 layers of width 32, but this model is a llama model of 4 layers of width 64",
+        ),
+        (
+            {"num_hidden_layers": 5},
+            "of 4 layers of width 32, but this model is a llama model of 5 layers of width 32",
+        ),
+        (
+            {"model_type": "mistral"},
+            "belongs to a llama model of 4 layers of width 32, but this model is a mistral model",
+        ),
     ],
 )
-def test_another_base_model_is_refused(adapter: Any, base: Path, changes: dict[str, Any], expected: str) -> None:
+def test_another_base_model_is_refused(
+    adapter: Any, base: Path, changes: dict[str, Any], expected: str
+) -> None:
     config = LlamaConfig.from_pretrained(base).to_dict() | changes
     config.pop("head_dim", None)
     config.pop("architectures", None)
@@ -241,18 +282,26 @@ def test_another_base_model_is_refused(adapter: Any, base: Path, changes: dict[s
         (undertow.T2MLR(1, 2), "whose kind is turboconn, but this model's is t2mlr"),
     ],
 )
-def test_another_wiring_is_refused(base: Path, tmp_path: Path, recurrence: Any, expected: str) -> None:
-    get_peft_model(undertow.attach(fresh(base), CARRIED["turboconn"]), lora(True)).save_pretrained(tmp_path)
+def test_another_wiring_is_refused(
+    base: Path, tmp_path: Path, recurrence: Any, expected: str
+) -> None:
+    get_peft_model(undertow.attach(fresh(base), CARRIED["turboconn"]), lora(True)).save_pretrained(
+        tmp_path
+    )
     with pytest.raises(CheckpointError, match=expected):
         PeftModel.from_pretrained(undertow.attach(fresh(base), recurrence), tmp_path)
 
 
 def test_a_recurrence_that_cannot_be_read_is_refused(base: Path, tmp_path: Path) -> None:
-    get_peft_model(undertow.attach(fresh(base), CARRIED["turboconn"]), lora(True)).save_pretrained(tmp_path)
+    get_peft_model(undertow.attach(fresh(base), CARRIED["turboconn"]), lora(True)).save_pretrained(
+        tmp_path
+    )
     path = tmp_path / "adapter_config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"recurrence": {"kind": "turbocon"}}))
-    with pytest.raises(CheckpointError, match=r"describes no recurrence: .*did you mean 'turboconn'"):
+    with pytest.raises(
+        CheckpointError, match=r"describes no recurrence: .*did you mean 'turboconn'"
+    ):
         PeftModel.from_pretrained(fresh(base), tmp_path)
 
 
@@ -265,7 +314,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     tokenizer = character_tokenizer("01=")
     torch.manual_seed(1)
-    from_scratch(ModelSection(width=16, heads=2, positions=64), tokenizer).save_pretrained(folder / "base")
+    from_scratch(ModelSection(width=16, heads=2, positions=64), tokenizer).save_pretrained(
+        folder / "base"
+    )
     tokenizer.save_pretrained(folder / "base")
     return {
         save: train(
@@ -292,23 +343,37 @@ def test_a_run_leaves_an_adapter_behind(runs: dict[str, Path]) -> None:
     ids = torch.tensor([[3, 4, 4, 5, 3, 1, 4, 4]])
     (merged, _), (adapted, _) = (load(str(runs[save] / "model")) for save in ("merged", "adapter"))
     assert difference(logits(merged, ids), logits(adapted, ids)) < 1e-5
-    through_peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder.parents[2] / "base"), folder)
+    through_peft = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(folder.parents[2] / "base"), folder
+    )
     assert difference(logits(through_peft, ids), logits(adapted, ids)) < 1e-5
 
 
 def test_such_a_run_is_evaluated_and_continued_as_any(runs: dict[str, Path]) -> None:
-    assert evaluate(runs["adapter"], []).partition("\n")[2] == evaluate(runs["merged"], []).partition("\n")[2]
-    texts = {continue_prompt(path, "1011=", 5, 0) for run in runs.values() for path in (run, run / "model")}
+    assert (
+        evaluate(runs["adapter"], []).partition("\n")[2]
+        == evaluate(runs["merged"], []).partition("\n")[2]
+    )
+    texts = {
+        continue_prompt(path, "1011=", 5, 0)
+        for run in runs.values()
+        for path in (run, run / "model")
+    }
     assert len(texts) == 1
 
 
-def test_an_adapter_that_lacks_weights_or_its_base_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_an_adapter_that_lacks_weights_or_its_base_is_refused(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(runs["adapter"] / "model", tmp_path / "model"))
     (folder / "manifest.json").unlink()  # which would tell at once
     weights = load_file(folder / "adapter_model.safetensors")
     for kind in (".recurrence.", ".lora_A."):
         gone = next(name for name in weights if kind in name)
-        save_file({name: tensor for name, tensor in weights.items() if name != gone}, folder / "adapter_model.safetensors")
+        save_file(
+            {name: tensor for name, tensor in weights.items() if name != gone},
+            folder / "adapter_model.safetensors",
+        )
         with pytest.raises(CheckpointError, match=f"lacks weights, {gone} among them"):
             load(str(folder))
     save_file(weights, folder / "adapter_model.safetensors")
@@ -316,7 +381,9 @@ def test_an_adapter_that_lacks_weights_or_its_base_is_refused(runs: dict[str, Pa
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"base_model_name_or_path": "/no/such/base"}))
-    with pytest.raises(CheckpointError, match=r"the base model of the adapter in .* is missing: there is no folder"):
+    with pytest.raises(
+        CheckpointError, match=r"the base model of the adapter in .* is missing: there is no folder"
+    ):
         load(str(folder))
     (folder / "adapter_model.safetensors").write_bytes(b"no safetensors")
     with pytest.raises(CheckpointError, match="cannot be read"):

@@ -1,4 +1,5 @@
-"""Adapters of recurrences without parameters, solvers, batches of several adapters, and taking adapters off again."""
+"""Adapters of recurrences without parameters, solvers, batches of several adapters, and taking
+adapters off again."""
 
 import warnings
 from collections.abc import Callable
@@ -42,7 +43,10 @@ def fresh(base: Path) -> Any:
 def trained(base: Path, recurrence: Any, seed: int, saved: list[str] | None = None) -> Any:
     """A base model with a recurrence and an adapter, both shaken as by a training."""
     model = fresh(base) if recurrence is None else undertow.attach(fresh(base), recurrence)
-    model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=saved, task_type="CAUSAL_LM"))
+    model = get_peft_model(
+        model,
+        LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=saved, task_type="CAUSAL_LM"),
+    )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -72,7 +76,9 @@ def test_a_recurrence_without_parameters_is_part_of_its_adapter(
     assert difference(logits(merged, IDS), want) > CHANGED, "the recurrence did nothing"
 
 
-def test_without_recording_it_would_be_lost(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_recording_it_would_be_lost(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A control: what PEFT alone saves of a recurrence without parameters is plain LoRA."""
     monkeypatch.setattr(adapters, "recording", lambda model, config: config)
     model = trained(base, WITHOUT_PARAMETERS["soft-token"], 5, ["recurrence"])
@@ -91,12 +97,18 @@ SECTIONS = {
 def test_a_run_saves_and_scores_an_adapter_of_one(section: dict[str, Any], tmp_path: Path) -> None:
     tokenizer = character_tokenizer("01=")
     torch.manual_seed(1)
-    from_scratch(ModelSection(width=16, heads=2, layers=3, positions=64), tokenizer).save_pretrained(tmp_path / "base")
+    from_scratch(
+        ModelSection(width=16, heads=2, layers=3, positions=64), tokenizer
+    ).save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     runs = {
         save: train(
             tiny.recipe(
-                tmp_path, name=save, model={"path": str(tmp_path / "base")}, lora={"rank": 4, "save": save}, **section
+                tmp_path,
+                name=save,
+                model={"path": str(tmp_path / "base")},
+                lora={"rank": 4, "save": save},
+                **section,
             ),
             seed=0,
         )
@@ -106,8 +118,13 @@ def test_a_run_saves_and_scores_an_adapter_of_one(section: dict[str, Any], tmp_p
     (merged, _), (adapted, _) = (load(str(runs[save] / "model")) for save in ("merged", "adapter"))
     want = logits(merged, ids)
     assert difference(logits(adapted, ids), want) < 1e-5
-    assert difference(logits(undertow.detach(merged), ids), want) > 1e-3, "the recurrence did nothing"
-    assert evaluate(runs["adapter"], []).partition("\n")[2] == evaluate(runs["merged"], []).partition("\n")[2]
+    assert difference(logits(undertow.detach(merged), ids), want) > 1e-3, (
+        "the recurrence did nothing"
+    )
+    assert (
+        evaluate(runs["adapter"], []).partition("\n")[2]
+        == evaluate(runs["merged"], []).partition("\n")[2]
+    )
 
 
 def test_a_part_of_a_recurrence_is_no_module_to_save(base: Path) -> None:
@@ -129,7 +146,9 @@ def test_an_adapter_remembers_its_solver(base: Path, tmp_path: Path) -> None:
     loaded.load_adapter(str(tmp_path / "jacobi"), adapter_name="jacobi")
     for name, solver in (("scan", undertow.Scan(3, 0)), ("jacobi", undertow.Jacobi(5, 2))):
         loaded.set_adapter(name)
-        assert find_attachment(loaded).solver == solver and find_attachment(loaded).prefill == undertow.Scan(7, 0)
+        assert find_attachment(loaded).solver == solver and find_attachment(
+            loaded
+        ).prefill == undertow.Scan(7, 0)
 
 
 # --- several in one batch
@@ -142,7 +161,9 @@ def several(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     model: Any = None
     for seed, (name, recurrence) in enumerate(kinds.items()):
         folder = tmp_path_factory.mktemp(name)
-        trained(base, recurrence, seed, ["recurrence"] if recurrence else None).save_pretrained(folder)
+        trained(base, recurrence, seed, ["recurrence"] if recurrence else None).save_pretrained(
+            folder
+        )
         if model is None:
             model = PeftModel.from_pretrained(fresh(base), folder, adapter_name=name)
         else:
@@ -161,21 +182,37 @@ def alone(model: Any, name: str, run: Callable[[Any], torch.Tensor]) -> torch.Te
 
 @pytest.mark.parametrize("active", ["a", "b", "plain"])
 def test_rows_of_one_recurrence_run_whichever_adapter_is_active(several: Any, active: str) -> None:
-    for names in (["a", "a"], ["b", "b"], ["plain", "other"], ["__base__", "plain"], ["__base__", "__base__"]):
-        want = torch.stack([alone(several, name, lambda m: logits(m, IDS))[row] for row, name in enumerate(names)])
-        tokens_wanted = [alone(several, name, lambda m: generate(m, IDS))[row] for row, name in enumerate(names)]
+    for names in (
+        ["a", "a"],
+        ["b", "b"],
+        ["plain", "other"],
+        ["__base__", "plain"],
+        ["__base__", "__base__"],
+    ):
+        want = torch.stack(
+            [alone(several, name, lambda m: logits(m, IDS))[row] for row, name in enumerate(names)]
+        )
+        tokens_wanted = [
+            alone(several, name, lambda m: generate(m, IDS))[row] for row, name in enumerate(names)
+        ]
         several.set_adapter(active)
         assert difference(logits(several, IDS, adapter_names=names), want) < ROUNDING, names
-        got = several.generate(input_ids=IDS, max_new_tokens=8, do_sample=False, adapter_names=names)
+        got = several.generate(
+            input_ids=IDS, max_new_tokens=8, do_sample=False, adapter_names=names
+        )
         assert torch.equal(got, torch.stack(tokens_wanted)), names
         assert several.active_adapter == active
-        assert difference(logits(several, IDS), alone(several, active, lambda m: logits(m, IDS))) < ROUNDING, "it stayed"
+        assert (
+            difference(logits(several, IDS), alone(several, active, lambda m: logits(m, IDS)))
+            < ROUNDING
+        ), "it stayed"
 
 
 def test_rows_of_several_recurrences_are_refused(several: Any) -> None:
     for names in (["a", "b"], ["a", "__base__"], ["plain", "b"]):
         with pytest.raises(
-            ConfigError, match=r"adapter_names mixes rows of .*run each adapter's rows as a batch of their own"
+            ConfigError,
+            match=r"adapter_names mixes rows of .*run each adapter's rows as a batch of their own",
         ):
             logits(several, IDS, adapter_names=names)
         with pytest.raises(ConfigError, match="adapter_names mixes rows"):
@@ -184,9 +221,13 @@ def test_rows_of_several_recurrences_are_refused(several: Any) -> None:
 
 def test_a_models_own_recurrence_is_that_of_every_adapter(base: Path, tmp_path: Path) -> None:
     own = undertow.attach(fresh(base), undertow.SoftToken(0.3))
-    model = get_peft_model(own, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"), adapter_name="one")
+    model = get_peft_model(
+        own, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"), adapter_name="one"
+    )
     assert has_recurrence(model)
-    with pytest.raises(ConfigError, match="mixes"):  # PEFT holds a copy for the adapter, which may have its own solver
+    with pytest.raises(
+        ConfigError, match="mixes"
+    ):  # PEFT holds a copy for the adapter, which may have its own solver
         logits(model.eval(), IDS, adapter_names=["one", "__base__"])
 
 
@@ -209,7 +250,9 @@ def test_unloading_leaves_the_base_model(several: Any, base: Path, tmp_path: Pat
     assert torch.equal(logits(unloaded, IDS), want), "the model's own recurrence stays"
 
 
-def test_merging_takes_the_recurrence_of_the_adapter_that_is_merged(base: Path, tmp_path: Path) -> None:
+def test_merging_takes_the_recurrence_of_the_adapter_that_is_merged(
+    base: Path, tmp_path: Path
+) -> None:
     trained(base, undertow.T2MLR(1, 2), 1, ["recurrence"]).save_pretrained(tmp_path / "a")
     trained(base, None, 2).save_pretrained(tmp_path / "plain")
 
@@ -230,7 +273,9 @@ def test_merging_takes_the_recurrence_of_the_adapter_that_is_merged(base: Path, 
 
 def test_detaching_what_adapters_hold_is_refused(base: Path) -> None:
     model = trained(base, undertow.T2MLR(1, 2), 1, ["recurrence"])
-    with pytest.raises(ConfigError, match=r"PEFT adapters hold the recurrence: default; call merge_and_unload"):
+    with pytest.raises(
+        ConfigError, match=r"PEFT adapters hold the recurrence: default; call merge_and_unload"
+    ):
         undertow.detach(model)
     assert not has_recurrence(undertow.detach(model.merge_and_unload()))
     with pytest.warns(UserWarning, match="neither trains nor holds"):
@@ -244,7 +289,9 @@ def test_an_adapter_that_cannot_tell_of_the_recurrence_says_so() -> None:
     ia3 = peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM")
     with pytest.warns(UserWarning, match="IA3, whose folder does not tell of the recurrence"):
         logits(peft.get_peft_model(hosted("llama", "t2mlr-whole"), ia3), ids)
-    lora = peft.LoraConfig(target_modules=["k_proj"], modules_to_save=["recurrence"], task_type="CAUSAL_LM")
+    lora = peft.LoraConfig(
+        target_modules=["k_proj"], modules_to_save=["recurrence"], task_type="CAUSAL_LM"
+    )
     with warnings.catch_warnings():  # the control: LoRA's folder does
         warnings.simplefilter("error", UserWarning)
         logits(peft.get_peft_model(hosted("llama", "t2mlr-whole"), lora), ids)

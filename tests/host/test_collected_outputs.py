@@ -1,4 +1,5 @@
-"""Hidden states, attentions and router logits are those of one pass of each layer, whatever the solver ran."""
+"""Hidden states, attentions and router logits are those of one pass of each layer, whatever the
+solver ran."""
 
 from typing import Any
 
@@ -24,7 +25,17 @@ SOLVERS: dict[str, Solver] = {
     "auto": Auto(rollout_cost=4.0),
 }
 # Not those that collect in their own loop over the layers.
-COLLECTING = ["llama", "qwen3_swa", "mixtral", "gpt_oss", "deepseek_v2", "gemma3", "gpt2", "gpt_neox", "opt"]
+COLLECTING = [
+    "llama",
+    "qwen3_swa",
+    "mixtral",
+    "gpt_oss",
+    "deepseek_v2",
+    "gemma3",
+    "gpt2",
+    "gpt_neox",
+    "opt",
+]
 MIXTURES = {"mixtral", "gpt_oss", "deepseek_v2"}
 NAMES = ("hidden_states", "attentions", "router_logits")
 LOOP = Looped((0,), (1, 2), (3,), depth=3, injection="none")
@@ -67,7 +78,9 @@ def of_tokens(name: str, output: torch.Tensor, real: torch.Tensor) -> torch.Tens
 
 @pytest.mark.parametrize("learning", [True, False])
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize(("name", "pathway"), [("llama", "turboconn-3"), ("mixtral", "t2mlr-middle")])
+@pytest.mark.parametrize(
+    ("name", "pathway"), [("llama", "turboconn-3"), ("mixtral", "t2mlr-middle")]
+)
 def test_a_recurrence_that_starts_at_zero_returns_what_the_base_model_does(
     name: str, pathway: str, solver: str, learning: bool
 ) -> None:
@@ -97,14 +110,17 @@ def test_every_kind_of_model_that_collects_by_hooks(name: str) -> None:
 
 @pytest.mark.parametrize("pathway", ["turboconn-3", "t2mlr-middle", "t2mlr-whole"])
 def test_they_are_those_of_the_solution(pathway: str) -> None:
-    """The exact rollout's, of which no pass covers all tokens, equal those of one pass at its states."""
+    """The exact rollout's, of which no pass covers all tokens, equal those of one pass at its
+    states."""
     model, ids = eager(hosted("llama", pathway)), tokens(2, 9)
     with torch.no_grad():
         exact = collected(model, ids)
         undertow.set_solver(model, prefill=Scan(9, 0))
         same(collected(model, ids), exact)
         base = collected(undertow.detach(model), ids)
-    assert torch.equal(exact.hidden_states[0], base.hidden_states[0]), "the embeddings, before the recurrence writes"
+    assert torch.equal(exact.hidden_states[0], base.hidden_states[0]), (
+        "the embeddings, before the recurrence writes"
+    )
     assert difference(exact.hidden_states[3], base.hidden_states[3]) > CHANGED
     assert difference(model.lm_head(exact.hidden_states[-1]), exact.logits) < SAME
 
@@ -117,7 +133,9 @@ def test_tokens_after_a_cache() -> None:
         found = []
         for each in (base, model):
             first = collected(each, ids[:, :9], use_cache=True)
-            found.append((first, collected(each, ids[:, 9:], use_cache=True, **{CACHE: first[CACHE]})))
+            found.append(
+                (first, collected(each, ids[:, 9:], use_cache=True, **{CACHE: first[CACHE]}))
+            )
     for want, got in zip(*found, strict=True):
         same(got, want)
     assert [a.shape[-2] for a in found[1][1].attentions] == [5] * 4
@@ -127,16 +145,28 @@ def test_selected_hidden_states() -> None:
     model, ids = unhosted("llama"), tokens(2, 7)
     with torch.no_grad():
         want = model(ids, output_hidden_states=[0, -2]).hidden_states
-        got = undertow.attach(model, PATHWAYS["turboconn-1"])(ids, output_hidden_states=[0, -2]).hidden_states
-    assert [state is None for state in got] == [state is None for state in want] == [False, True, True, False, True]
+        got = undertow.attach(model, PATHWAYS["turboconn-1"])(
+            ids, output_hidden_states=[0, -2]
+        ).hidden_states
+    assert (
+        [state is None for state in got]
+        == [state is None for state in want]
+        == [False, True, True, False, True]
+    )
     assert all(difference(got[i], want[i]) < SAME for i in (0, 3))
 
 
 def test_generation_returns_them_for_each_step() -> None:
     model, ids = hosted("llama", "t2mlr-middle"), tokens(1, 5)
-    asked: dict[str, Any] = {"return_dict_in_generate": True, "output_hidden_states": True, "do_sample": False}
+    asked: dict[str, Any] = {
+        "return_dict_in_generate": True,
+        "output_hidden_states": True,
+        "do_sample": False,
+    }
     states = model.generate(ids, max_new_tokens=3, **asked).hidden_states
-    assert [[list(state.shape) for state in step] for step in states] == [[[1, n, 32]] * 5 for n in (5, 1, 1)]
+    assert [[list(state.shape) for state in step] for step in states] == [
+        [[1, n, 32]] * 5 for n in (5, 1, 1)
+    ]
 
 
 # --- losses
@@ -158,7 +188,11 @@ def test_the_loss_of_the_routers(solver: str, checkpointing: bool) -> None:
         model.zero_grad()
         output = model(ids, attention_mask=mask, labels=ids, use_cache=False)
         output.loss.backward()
-        (gradient,) = [p.grad.clone() for n, p in model.named_parameters() if n.endswith("layers.1.mlp.gate.weight")]
+        (gradient,) = [
+            p.grad.clone()
+            for n, p in model.named_parameters()
+            if n.endswith("layers.1.mlp.gate.weight")
+        ]
         return float(output.aux_loss), gradient
 
     want, gradient = losses()
@@ -170,7 +204,9 @@ def test_the_loss_of_the_routers(solver: str, checkpointing: bool) -> None:
     model.config.output_router_logits = False
     model.zero_grad()
     model(ids, attention_mask=mask, labels=ids, use_cache=False).loss.backward()
-    (without,) = [p.grad for n, p in model.named_parameters() if n.endswith("layers.1.mlp.gate.weight")]
+    (without,) = [
+        p.grad for n, p in model.named_parameters() if n.endswith("layers.1.mlp.gate.weight")
+    ]
     assert difference(without, gradient) > SAME, "control: the routers' loss has a gradient"
 
 
@@ -197,7 +233,10 @@ def test_a_looped_layers_are_those_of_its_last_iteration(pathway: str | None) ->
 
 
 def test_a_layer_that_the_loop_leaves_out_passes_its_input_on() -> None:
-    model, ids = undertow.attach(eager(unhosted("llama")), Looped((0,), (2,), (3,), depth=2)), tokens(2, 7)
+    model, ids = (
+        undertow.attach(eager(unhosted("llama")), Looped((0,), (2,), (3,), depth=2)),
+        tokens(2, 7),
+    )
     with torch.no_grad():
         got = collected(model, ids)
     assert len(got.hidden_states) == 5 and len(got.attentions) == 3
@@ -222,7 +261,10 @@ def test_a_model_that_collects_in_its_own_loop_is_refused(name: str) -> None:
 
 def test_an_exit_rule_is_refused() -> None:
     model = undertow.attach(unhosted("llama"), LOOP)
-    with torch.no_grad(), pytest.raises(ConfigError, match="output_hidden_states and exit_rule are both given"):
+    with (
+        torch.no_grad(),
+        pytest.raises(ConfigError, match="output_hidden_states and exit_rule are both given"),
+    ):
         model(tokens(2, 7), output_hidden_states=True, exit_rule=LatentDifference(0.1))
 
 
@@ -240,6 +282,8 @@ def test_control_the_zoo_has_no_other_model_that_collects_in_its_own_loop() -> N
             refused.append(name)
             continue
         with torch.no_grad():
-            want = undertow.detach(model)(ids, output_hidden_states=True, use_cache=False).hidden_states
+            want = undertow.detach(model)(
+                ids, output_hidden_states=True, use_cache=False
+            ).hidden_states
         same({"hidden_states": states}, {"hidden_states": want})
     assert {"bloom", "falcon", "gpt_neo", "mpt"} <= set(refused) and len(refused) < 8, refused

@@ -1,4 +1,5 @@
-"""What is handed to `attach`, a forward and `generate`: misspelt, inapplicable or of another type, in one sentence."""
+"""What is handed to `attach`, a forward and `generate`: misspelt, inapplicable or of another type,
+in one sentence."""
 
 import functools
 from collections.abc import Callable
@@ -52,7 +53,9 @@ def test_a_misspelt_name_is_refused_with_the_right_one(kind: str, name: str, rig
             call(model_of(kind), IDS, **{name: MASK})
 
 
-def test_control_without_the_check_a_misspelt_name_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_without_the_check_a_misspelt_name_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(hooks, "check_names", lambda *given: None)
     model = model_of("time")
     assert torch.equal(logits(model, IDS, recurent_mask=MASK), logits(model, IDS))
@@ -60,10 +63,17 @@ def test_control_without_the_check_a_misspelt_name_is_dropped(monkeypatch: pytes
 
 
 def test_names_that_are_the_base_models_business_pass() -> None:
-    others: dict[str, Any] = {"num_items_in_batch": 3, "cu_seq_lens_q": None, "output_attentions": False, "something": 1}
+    others: dict[str, Any] = {
+        "num_items_in_batch": 3,
+        "cu_seq_lens_q": None,
+        "output_attentions": False,
+        "something": 1,
+    }
     for kind in ("time", "depth"):
         assert torch.equal(logits(model_of(kind), IDS, **others), logits(model_of(kind), IDS))
-        assert torch.equal(logits(model_of(kind), IDS, batch=1), logits(model_of(kind), IDS))  # as like "watch" as "wach" is
+        assert torch.equal(
+            logits(model_of(kind), IDS, batch=1), logits(model_of(kind), IDS)
+        )  # as like "watch" as "wach" is
     with pytest.raises(ConfigError, match="watch"):
         logits(model_of("depth"), IDS, wach=1)
     with pytest.raises(ValueError, match="something"):  # the library's own refusal
@@ -108,7 +118,9 @@ VALUES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "arguments", "match"), VALUES)
-def test_values_and_places_that_do_not_fit_are_refused(kind: str, arguments: dict[str, Any], match: str) -> None:
+def test_values_and_places_that_do_not_fit_are_refused(
+    kind: str, arguments: dict[str, Any], match: str
+) -> None:
     for call in (logits, generate):
         with pytest.raises((ConfigError, DataError), match=match):
             call(model_of(kind), IDS, **arguments)
@@ -117,7 +129,9 @@ def test_values_and_places_that_do_not_fit_are_refused(kind: str, arguments: dic
 def test_whole_numbers_of_numpy_are_taken_and_a_seed_beyond_a_tensors_is_refused() -> None:
     model: Any = undertow.attach(unhosted("llama"), Looped((0,), (1, 2), (3,), injection="none"))
     for name in ("depth", "state_seed"):
-        assert torch.equal(logits(model, IDS, **{name: np.int64(2)}), logits(model, IDS, **{name: 2}))
+        assert torch.equal(
+            logits(model, IDS, **{name: np.int64(2)}), logits(model, IDS, **{name: 2})
+        )
     assert not torch.equal(logits(model, IDS, depth=np.int64(2)), logits(model, IDS, depth=1))
     assert undertow.Looped((0,), (1, 2), (3,), depth=np.int64(3)).depth == 3  # type: ignore[arg-type]
     for seed in (2**70, np.float32(2.0)):
@@ -132,7 +146,9 @@ def test_a_model_that_takes_no_text_alone_is_refused(monkeypatch: pytest.MonkeyP
         raise ValueError("exactly one of pixel_values must be given")
 
     monkeypatch.setattr(model, "forward", needs_an_image)
-    with pytest.raises(UnsupportedArchitectureError, match=r"does not take text alone .*pixel_values"):
+    with pytest.raises(
+        UnsupportedArchitectureError, match=r"does not take text alone .*pixel_values"
+    ):
         undertow.attach(model, T2MLR(1, 2))
     monkeypatch.undo()
     undertow.attach(model, T2MLR(1, 2))  # and nothing is left behind
@@ -146,43 +162,91 @@ def test_sizes_that_no_tensor_has_are_refused(size: str) -> None:
 
 
 def test_control_those_that_fit_are_taken() -> None:
-    logits(model_of("time"), IDS, recurrent_mask=MASK.bool(), warm_start=False, resume=0, depth=None)
+    logits(
+        model_of("time"), IDS, recurrent_mask=MASK.bool(), warm_start=False, resume=0, depth=None
+    )
     for kind in ("depth", "huginn"):
-        logits(model_of(kind), IDS, depth=2, state_seed=torch.tensor([1, 2]), watch=lambda *states: None)
+        logits(
+            model_of(kind),
+            IDS,
+            depth=2,
+            state_seed=torch.tensor([1, 2]),
+            watch=lambda *states: None,
+        )
         generate(model_of(kind), IDS, depth=2, exit_rule=Cosine(0.1))
 
 
 def test_generate_refuses_a_mask_longer_than_the_attention_mask() -> None:
     padding = torch.ones_like(IDS)
     with pytest.raises(DataError, match="recurrent_mask has shape"):
-        generate(model_of("time"), IDS, recurrent_mask=torch.ones(2, 12, dtype=torch.long), attention_mask=padding)
+        generate(
+            model_of("time"),
+            IDS,
+            recurrent_mask=torch.ones(2, 12, dtype=torch.long),
+            attention_mask=padding,
+        )
     generate(model_of("time"), IDS, recurrent_mask=torch.ones_like(IDS), attention_mask=padding)
 
 
 def test_generate_refuses_a_mask_shorter_than_the_attention_mask() -> None:
     with pytest.raises(DataError, match="give both one entry a token"):
-        generate(model_of("time"), IDS, recurrent_mask=MASK[:, :3], attention_mask=torch.ones_like(IDS))
+        generate(
+            model_of("time"), IDS, recurrent_mask=MASK[:, :3], attention_mask=torch.ones_like(IDS)
+        )
 
 
 LORA = LoraConfig(target_modules=["q_proj"])
 MIDDLE = PATHWAYS["t2mlr-middle"]
 ATTACHED: list[tuple[Callable[[], Any], str]] = [
-    (lambda: undertow.attach(unhosted("llama"), T2MLR), r"the class T2MLR; .* undertow.T2MLR\(first_layer, last_layer\)"),
-    (lambda: undertow.attach(unhosted("llama"), "t2mlr"), r"'t2mlr'; give one such as undertow.T2MLR\("),
+    (
+        lambda: undertow.attach(unhosted("llama"), T2MLR),
+        r"the class T2MLR; .* undertow.T2MLR\(first_layer, last_layer\)",
+    ),
+    (
+        lambda: undertow.attach(unhosted("llama"), "t2mlr"),
+        r"'t2mlr'; give one such as undertow.T2MLR\(",
+    ),
     (lambda: undertow.attach(unhosted("llama"), None), "recurrence is None"),
-    (lambda: undertow.attach(unhosted("llama"), MIDDLE, "sequential"), r"give one such as undertow.Sequential\(\)"),
-    (lambda: undertow.attach(unhosted("llama"), MIDDLE, undertow.Scan), r"the class Scan; .* undertow.Scan\(\)"),
-    (lambda: undertow.set_solver(model_of("time"), "scan"), r"solver is 'scan'; give one such as undertow.Scan\(\)"),
-    (lambda: undertow.set_solver(model_of("time"), prefill=undertow.Scan), "prefill is the class Scan"),
+    (
+        lambda: undertow.attach(unhosted("llama"), MIDDLE, "sequential"),
+        r"give one such as undertow.Sequential\(\)",
+    ),
+    (
+        lambda: undertow.attach(unhosted("llama"), MIDDLE, undertow.Scan),
+        r"the class Scan; .* undertow.Scan\(\)",
+    ),
+    (
+        lambda: undertow.set_solver(model_of("time"), "scan"),
+        r"solver is 'scan'; give one such as undertow.Scan\(\)",
+    ),
+    (
+        lambda: undertow.set_solver(model_of("time"), prefill=undertow.Scan),
+        "prefill is the class Scan",
+    ),
     (lambda: undertow.set_solver(None, undertow.Scan()), "None is no model"),
     (lambda: undertow.report("model"), "'model' is no model"),
     (lambda: undertow.detach(LlamaModel), "the class LlamaModel is no model"),
     (lambda: undertow.attach("gpt2", MIDDLE), "not 'gpt2'; load the model first"),
-    (lambda: undertow.attach(LlamaModel, MIDDLE), "not the class LlamaModel; make or load a model first"),
-    (lambda: undertow.attach(unhosted("llama").model, MIDDLE), "LlamaModel has no language-model head"),
-    (lambda: undertow.attach(nn.DataParallel(unhosted("llama")), MIDDLE), "a DataParallel around one; attach before"),
-    (lambda: undertow.attach(torch.compile(unhosted("llama")), MIDDLE), "a OptimizedModule around one; attach before"),
-    (lambda: undertow.attach(get_peft_model(unhosted("llama"), LORA), MIDDLE), "attach before PEFT"),
+    (
+        lambda: undertow.attach(LlamaModel, MIDDLE),
+        "not the class LlamaModel; make or load a model first",
+    ),
+    (
+        lambda: undertow.attach(unhosted("llama").model, MIDDLE),
+        "LlamaModel has no language-model head",
+    ),
+    (
+        lambda: undertow.attach(nn.DataParallel(unhosted("llama")), MIDDLE),
+        "a DataParallel around one; attach before",
+    ),
+    (
+        lambda: undertow.attach(torch.compile(unhosted("llama")), MIDDLE),
+        "a OptimizedModule around one; attach before",
+    ),
+    (
+        lambda: undertow.attach(get_peft_model(unhosted("llama"), LORA), MIDDLE),
+        "attach before PEFT",
+    ),
     (lambda: undertow.attach(nn.Linear(2, 2), MIDDLE), "not a Linear; load one"),
 ]
 

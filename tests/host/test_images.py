@@ -1,4 +1,5 @@
-"""Models that also read images: exact where their tokens see earlier ones alone, refused by name where they do not."""
+"""Models that also read images: exact where their tokens see earlier ones alone, refused by name
+where they do not."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,18 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers import CACHE, CHANGED, PATHWAYS, ROUNDING, difference, hosted, logits, randomize, tokens, unhosted
+from helpers import (
+    CACHE,
+    CHANGED,
+    PATHWAYS,
+    ROUNDING,
+    difference,
+    hosted,
+    logits,
+    randomize,
+    tokens,
+    unhosted,
+)
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
@@ -19,7 +31,13 @@ from undertow.host.attach import find_attachment
 IMAGE = 150
 TEXT: dict[str, Any] = dict(
     vocab_size=200, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4
-) | dict(num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=None)
+) | dict(
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=None,
+)
 VISION: dict[str, Any] = dict(
     hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, image_size=28
 )
@@ -36,31 +54,62 @@ def prompt() -> torch.Tensor:
 def llava() -> Made:
     vision = transformers.CLIPVisionConfig(**VISION, patch_size=14, projection_dim=32)
     config = transformers.LlavaConfig(
-        text_config=transformers.LlamaConfig(**TEXT), vision_config=vision, image_token_id=IMAGE, image_token_index=IMAGE
+        text_config=transformers.LlamaConfig(**TEXT),
+        vision_config=vision,
+        image_token_id=IMAGE,
+        image_token_index=IMAGE,
     )
     return transformers.LlavaForConditionalGeneration(config), PIXELS
 
 
 def gemma3() -> Made:
     text = transformers.Gemma3TextConfig(
-        **TEXT, head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"] * 2
+        **TEXT,
+        head_dim=8,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"] * 2,
     )
     vision = transformers.SiglipVisionConfig(**VISION, patch_size=14)
-    config = transformers.Gemma3Config(text_config=text, vision_config=vision, image_token_id=IMAGE, mm_tokens_per_image=4)
-    return transformers.Gemma3ForConditionalGeneration(config), {"token_type_ids": (prompt() == IMAGE).long(), **PIXELS}
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, image_token_id=IMAGE, mm_tokens_per_image=4
+    )
+    return transformers.Gemma3ForConditionalGeneration(config), {
+        "token_type_ids": (prompt() == IMAGE).long(),
+        **PIXELS,
+    }
 
 
 def qwen(version: str) -> Made:
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2], "mrope_interleaved": True}
-    vision = dict(depth=3, hidden_size=32, intermediate_size=64, num_heads=4, patch_size=14, spatial_merge_size=2)
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [1, 1, 2],
+        "mrope_interleaved": True,
+    }
+    vision = dict(
+        depth=3,
+        hidden_size=32,
+        intermediate_size=64,
+        num_heads=4,
+        patch_size=14,
+        spatial_merge_size=2,
+    )
     vision |= dict(temporal_patch_size=2, out_hidden_size=32)
-    vision |= dict(num_position_embeddings=16, deepstack_visual_indexes=[0, 1]) if version == "3" else dict(window_size=28)
+    vision |= (
+        dict(num_position_embeddings=16, deepstack_visual_indexes=[0, 1])
+        if version == "3"
+        else dict(window_size=28)
+    )
     kind = "Qwen3VL" if version == "3" else "Qwen2_5_VL"
     config = getattr(transformers, f"{kind}Config")(
-        text_config=TEXT | {"rope_parameters": rope, "head_dim": 8}, vision_config=vision, image_token_id=IMAGE
+        text_config=TEXT | {"rope_parameters": rope, "head_dim": 8},
+        vision_config=vision,
+        image_token_id=IMAGE,
     )
     inputs = {
-        "pixel_values": torch.randn(16, 3 * 2 * 14 * 14, generator=torch.Generator().manual_seed(1)),
+        "pixel_values": torch.randn(
+            16, 3 * 2 * 14 * 14, generator=torch.Generator().manual_seed(1)
+        ),
         "image_grid_thw": torch.tensor([[1, 4, 4]]),
         "mm_token_type_ids": (prompt() == IMAGE).int(),
     }
@@ -90,7 +139,9 @@ def test_an_untrained_recurrence_changes_nothing(name: str, kind: str) -> None:
     assert len(find_attachment(model).layouts) == 4
     assert difference(logits(model, prompt(), **inputs), want) < ROUNDING
     randomize(model)
-    assert difference(logits(model, prompt(), **inputs), want) > CHANGED, "the recurrence does nothing"
+    assert difference(logits(model, prompt(), **inputs), want) > CHANGED, (
+        "the recurrence does nothing"
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -100,9 +151,13 @@ def test_where_it_would_it_is_refused_by_name(name: str) -> None:
     undertow.attach(model, PATHWAYS["t2mlr-middle"])
     assert difference(logits(model, tokens(2, 9)), text) < ROUNDING
     for run in (logits, lambda m, ids, **given: m.generate(ids, max_new_tokens=2, **given)):
-        with pytest.raises(UnsupportedArchitectureError, match="give it text, or take the recurrence off"):
+        with pytest.raises(
+            UnsupportedArchitectureError, match="give it text, or take the recurrence off"
+        ):
             run(model, prompt(), **inputs)
-    assert difference(logits(model, tokens(2, 9)), text) < ROUNDING, "the refused call left something behind"
+    assert difference(logits(model, tokens(2, 9)), text) < ROUNDING, (
+        "the refused call left something behind"
+    )
     assert torch.equal(logits(undertow.detach(model), prompt(), **inputs), want)
 
 
@@ -126,8 +181,14 @@ def test_a_folder_of_one_loads(tmp_path: Path) -> None:
     randomize(undertow.attach(model, PATHWAYS["t2mlr-middle"])).save_pretrained(tmp_path)
     for loader in (AutoModelForCausalLM, AutoModelForImageTextToText):
         loaded = loader.from_pretrained(tmp_path, attn_implementation="eager")
-        assert loaded.config._attn_implementation == loaded.config.get_text_config()._attn_implementation == "eager"
-        assert difference(logits(loaded, prompt(), **inputs), logits(model, prompt(), **inputs)) < 1e-4
+        assert (
+            loaded.config._attn_implementation
+            == loaded.config.get_text_config()._attn_implementation
+            == "eager"
+        )
+        assert (
+            difference(logits(loaded, prompt(), **inputs), logits(model, prompt(), **inputs)) < 1e-4
+        )
 
 
 # --- text
@@ -139,16 +200,27 @@ def test_a_mask_of_the_users_must_be_causal() -> None:
     assert difference(logits(model, ids, attention_mask=causal), logits(model, ids)) < 1e-4
     prefix = causal.clone()
     prefix[:, :, :4, :4] = True
-    for mask in (prefix, torch.zeros(2, 1, 9, 9).masked_fill(~prefix, torch.finfo(torch.float32).min)):
+    for mask in (
+        prefix,
+        torch.zeros(2, 1, 9, 9).masked_fill(~prefix, torch.finfo(torch.float32).min),
+    ):
         with pytest.raises(UnsupportedArchitectureError, match="lets tokens attend to later ones"):
             logits(model, ids, attention_mask=mask)
     cache = model(input_ids=ids[:, :5], use_cache=True)[CACHE]
     with pytest.raises(UnsupportedArchitectureError, match="lets tokens attend to later ones"):
-        model(input_ids=ids[:, 5:], attention_mask=torch.ones(2, 1, 4, 9, dtype=torch.bool), **{CACHE: cache})
+        model(
+            input_ids=ids[:, 5:],
+            attention_mask=torch.ones(2, 1, 4, 9, dtype=torch.bool),
+            **{CACHE: cache},
+        )
 
 
 def test_a_mask_whose_true_means_hidden_is_read_so() -> None:
-    model, ids, mask = hosted("mpt", "t2mlr-middle"), tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
+    model, ids, mask = (
+        hosted("mpt", "t2mlr-middle"),
+        tokens(2, 9),
+        torch.ones(2, 9, dtype=torch.long),
+    )
     mask[0, :3] = 0
     layout = find_attachment(model).layouts[0]
     assert layout.inverted and layout.inverted <= layout.masks

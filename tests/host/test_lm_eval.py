@@ -25,7 +25,9 @@ def test_log_likelihoods_and_text_are_those_of_the_model(pathway: str) -> None:
     tokenizer = character_tokenizer("abcdefghijklmnop ")
     evaluated = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2)
     pairs = [("abc de", "fgh"), ("a", "b"), ("ponm lk", "ji")]
-    found = evaluated.loglikelihood([request("loglikelihood", pair) for pair in pairs], disable_tqdm=True)
+    found = evaluated.loglikelihood(
+        [request("loglikelihood", pair) for pair in pairs], disable_tqdm=True
+    )
     for (context, continuation), (score, _) in zip(pairs, found, strict=True):
         ids = torch.tensor([tokenizer(context + continuation)["input_ids"]])
         with torch.no_grad():
@@ -36,7 +38,11 @@ def test_log_likelihoods_and_text_are_those_of_the_model(pathway: str) -> None:
     contexts = ["abc de", "p"]
     settings = {"until": ["<eos>"], "max_gen_toks": 5, "do_sample": False}
     asked = [request("generate_until", (context, settings)) for context in contexts]
-    for context, text in zip(contexts, evaluated.generate_until(asked, disable_tqdm=True), strict=True):
+    for context, text in zip(
+        contexts, evaluated.generate_until(asked, disable_tqdm=True), strict=True
+    ):
         ids = torch.tensor([tokenizer(context)["input_ids"]])
-        alone = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False)
+        alone = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False
+        )
         assert text == tokenizer.decode(alone[0, ids.shape[1] :], skip_special_tokens=True)

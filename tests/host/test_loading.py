@@ -1,4 +1,5 @@
-"""Every keyword of `from_pretrained` does to a hosted model's folder what it does to the base model's, mistakes included."""
+"""Every keyword of `from_pretrained` does to a hosted model's folder what it does to the base
+model's, mistakes included."""
 
 import copy
 import json
@@ -41,7 +42,10 @@ KEYWORDS: dict[str, list[Any]] = {
     "vocab_size": [50],
     "hidden_size": [64],
     "ignore_mismatched_sizes": [True],
-    "quantization_config": [{"quant_method": "nonsense"}, {"quant_method": "bitsandbytes", "load_in_8bit": True}],
+    "quantization_config": [
+        {"quant_method": "nonsense"},
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    ],
     "generation_config": [GenerationConfig(max_new_tokens=3)],
     "subfolder": ["nope"],
     "variant": ["nope"],
@@ -57,7 +61,11 @@ KEYWORDS: dict[str, list[Any]] = {
 MADE_UP = {"hidden_size", "ignore_mismatched_sizes"}
 SEVERAL = (
     st.dictionaries(st.sampled_from(sorted(KEYWORDS)), st.integers(0, 4), min_size=1, max_size=3)
-    .map(lambda drawn: {name: KEYWORDS[name][index % len(KEYWORDS[name])] for name, index in drawn.items()})
+    .map(
+        lambda drawn: {
+            name: KEYWORDS[name][index % len(KEYWORDS[name])] for name, index in drawn.items()
+        }
+    )
     .filter(lambda keywords: not keywords.keys() >= MADE_UP)
 )
 
@@ -88,12 +96,22 @@ def outcome(folder: Path, keywords: dict[str, Any]) -> dict[str, Any]:
     reinitialised = "ignore_mismatched_sizes" in keywords
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
+        config = {
+            key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"
+        }
     return {
         "class": type(model),
-        "config": config | {"kernel": model.config._attn_implementation, "attentions": model.config.output_attentions},
+        "config": config
+        | {
+            "kernel": model.config._attn_implementation,
+            "attentions": model.config.output_attentions,
+        },
         "generation": model.generation_config.to_dict(),
-        "parameters": {n: (p.dtype, p.shape, p.device) for n, p in model.named_parameters() if ".recurrence." not in n},
+        "parameters": {
+            n: (p.dtype, p.shape, p.device)
+            for n, p in model.named_parameters()
+            if ".recurrence." not in n
+        },
         "info": None if info is None else set(info),
         "logits": None if reinitialised else run(model),
     }
@@ -129,13 +147,18 @@ def test_every_keyword(saved: dict[str, Folders]) -> None:
             compare(saved["llama"], {keyword: value})
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(name=st.sampled_from(ARCHITECTURES), keywords=SEVERAL)
 def test_several_keywords(saved: dict[str, Folders], name: str, keywords: dict[str, Any]) -> None:
     compare(saved[name], keywords)
 
 
-@pytest.mark.parametrize("keywords", [{"attn_implementation": "nonsense"}, {"use_cache": False}, {"attention_dropout": 0.1}])
+@pytest.mark.parametrize(
+    "keywords",
+    [{"attn_implementation": "nonsense"}, {"use_cache": False}, {"attention_dropout": 0.1}],
+)
 def test_the_comparison_can_fail(
     saved: dict[str, Folders], keywords: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,8 +183,12 @@ def test_a_subfolder_and_a_variant(tmp_path: Path) -> None:
         load(tmp_path, subfolder="inner")
 
 
-def test_mismatched_sizes_are_ignored_where_asked_but_the_recurrences(saved: dict[str, Folders], tmp_path: Path) -> None:
-    model, info = load(saved["llama"][1], vocab_size=50, ignore_mismatched_sizes=True, output_loading_info=True)
+def test_mismatched_sizes_are_ignored_where_asked_but_the_recurrences(
+    saved: dict[str, Folders], tmp_path: Path
+) -> None:
+    model, info = load(
+        saved["llama"][1], vocab_size=50, ignore_mismatched_sizes=True, output_loading_info=True
+    )
     assert model.get_input_embeddings().weight.shape[0] == 50 and len(info["mismatched_keys"]) == 2
     with pytest.raises(CheckpointError, match="weights of the recurrence"):
         load(saved["llama"][1], hidden_size=64, ignore_mismatched_sizes=True)
@@ -176,12 +203,19 @@ def test_mismatched_sizes_are_ignored_where_asked_but_the_recurrences(saved: dic
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_config_stands_for_the_base_models(saved: dict[str, Folders], name: str, tmp_path: Path) -> None:
-    base, own = (AutoConfig.from_pretrained(folder, attn_implementation="eager", use_cache=False) for folder in saved[name])
+def test_the_config_stands_for_the_base_models(
+    saved: dict[str, Folders], name: str, tmp_path: Path
+) -> None:
+    base, own = (
+        AutoConfig.from_pretrained(folder, attn_implementation="eager", use_cache=False)
+        for folder in saved[name]
+    )
     assert own.model_type == "undertow"
     assert own._attn_implementation == base._attn_implementation == "eager"
     assert own.hidden_size == base.hidden_size and own.dtype == base.dtype and not own.use_cache
-    assert own.get_text_config().to_dict() == base.get_text_config().to_dict() | {"_name_or_path": str(saved[name][1])}
+    assert own.get_text_config().to_dict() == base.get_text_config().to_dict() | {
+        "_name_or_path": str(saved[name][1])
+    }
     for copied in (copy.deepcopy(own), pickle.loads(pickle.dumps(own))):
         assert copied.to_dict() == own.to_dict()
     own.save_pretrained(tmp_path)
@@ -209,7 +243,12 @@ def test_a_config_that_was_changed(saved: dict[str, Folders]) -> None:
 
 def test_the_solvers_are_saved(tmp_path: Path) -> None:
     model = hosted("llama", "turboconn-3")
-    for solver in (Scan(3, 0), undertow.Jacobi(5, 2), undertow.Auto(0.02), Sequential("adjoint(1)")):
+    for solver in (
+        Scan(3, 0),
+        undertow.Jacobi(5, 2),
+        undertow.Auto(0.02),
+        Sequential("adjoint(1)"),
+    ):
         undertow.set_solver(model, solver, undertow.Chunked(7, Scan(4, 0)))
         model.save_pretrained(tmp_path)
         loaded = load(tmp_path)
@@ -224,11 +263,16 @@ def test_a_folder_saved_before_solvers_were_loads_with_the_default_ones(tmp_path
     model = hosted("llama", "turboconn-3", solver=Scan(3, 0))
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in ("solver", "prefill")}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if k not in ("solver", "prefill")})
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loaded = load(tmp_path)
-    assert find_attachment(loaded).solver == undertow.Auto() and find_attachment(loaded).prefill == Sequential()
+    assert (
+        find_attachment(loaded).solver == undertow.Auto()
+        and find_attachment(loaded).prefill == Sequential()
+    )
 
 
 class Own(Scan):
@@ -239,10 +283,15 @@ class Named(Sequential):
     kind = "named"
 
 
-def test_a_solver_of_the_users_own_is_named_when_it_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_solver_of_the_users_own_is_named_when_it_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = hosted("llama", "turboconn-3", solver=Own(4, 0))
     model.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match=r"saved with a solver that is not known here .*'Own'.*undertow\.set_solver"):
+    with pytest.warns(
+        UserWarning,
+        match=r"saved with a solver that is not known here .*'Own'.*undertow\.set_solver",
+    ):
         loaded = load(tmp_path)
     assert find_attachment(loaded).solver == undertow.Auto()
     assert difference(logits(loaded, tokens(2, 9)), logits(model, tokens(2, 9))) < ROUNDING
@@ -262,4 +311,6 @@ def test_a_recurrence_still_matters_after_loading_with_overrides(tmp_path: Path)
     model.save_pretrained(tmp_path)
     loaded = load(tmp_path, attn_implementation="eager", use_cache=False)
     assert difference(logits(loaded, tokens(2, 9)), logits(model, tokens(2, 9))) < 1e-4
-    assert difference(logits(loaded, tokens(2, 9)), logits(unhosted("llama"), tokens(2, 9))) > CHANGED
+    assert (
+        difference(logits(loaded, tokens(2, 9)), logits(unhosted("llama"), tokens(2, 9))) > CHANGED
+    )

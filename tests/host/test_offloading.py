@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload
-from helpers import CHANGED, PATHWAYS, ROUNDING, difference, generate, hosted, logits, recurrent_parameters, tokens, unhosted
+from helpers import (
+    CHANGED,
+    PATHWAYS,
+    ROUNDING,
+    difference,
+    generate,
+    hosted,
+    logits,
+    recurrent_parameters,
+    tokens,
+    unhosted,
+)
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -24,7 +35,12 @@ KINDS: dict[str, Any] = {
     "loop": undertow.Looped((0,), (1, 2), (3,), depth=3),
 }
 LAYERS = {f"model.layers.{layer}": "cpu" for layer in range(4)}
-PARTS = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+PARTS = {
+    "model.embed_tokens": "cpu",
+    "model.norm": "cpu",
+    "model.rotary_emb": "cpu",
+    "lm_head": "cpu",
+}
 DEVICE_MAPS: dict[str, dict[str, Any]] = {
     "all": {"": "disk"},
     "model": {"model": "disk", "lm_head": "cpu"},
@@ -65,25 +81,35 @@ def test_an_offloaded_model_computes_the_same(kind: str, way: str, tmp_path: Pat
     got = offloaded(model, way, tmp_path)
     assert difference(logits(got, IDS), logits(model, IDS)) < ROUNDING
     assert torch.equal(generate(got, IDS), generate(model, IDS))
-    assert difference(logits(model, IDS), logits(unhosted("llama"), IDS)) > CHANGED, "the recurrence did nothing"
+    assert difference(logits(model, IDS), logits(unhosted("llama"), IDS)) > CHANGED, (
+        "the recurrence did nothing"
+    )
 
 
 @pytest.mark.parametrize("kind", ["t2mlr", "soft-token"])
-def test_without_help_it_would_not(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_help_it_would_not(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A control: with the weights that the recurrence uses left where accelerate put them."""
     model = of(kind)
     want = logits(model, IDS)
-    monkeypatch.setattr(importlib.import_module("undertow.host.hooks"), "bring_in", lambda recurrence: None)
+    monkeypatch.setattr(
+        importlib.import_module("undertow.host.hooks"), "bring_in", lambda recurrence: None
+    )
     monkeypatch.setattr("undertow.host.offloading.offloading_hooks", lambda module: [])
     with pytest.raises((RuntimeError, NotImplementedError, AssertionError, undertow.DivergedError)):
         assert difference(logits(offloaded(model, "cpu", tmp_path), IDS), want) < ROUNDING
 
 
 @pytest.mark.parametrize(("kind", "name"), TURNS)
-def test_a_folder_loads_with_the_base_models_device_map(kind: str, name: str, tmp_path: Path) -> None:
+def test_a_folder_loads_with_the_base_models_device_map(
+    kind: str, name: str, tmp_path: Path
+) -> None:
     model, given = of(kind), dict(DEVICE_MAPS[name])
     model.save_pretrained(tmp_path / "saved")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", device_map=given, offload_folder=tmp_path / "kept")
+    loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "saved", device_map=given, offload_folder=tmp_path / "kept"
+    )
     assert given == DEVICE_MAPS[name]
     assert any(p.is_meta for p in loaded.parameters())
     assert difference(logits(loaded, IDS), logits(model, IDS)) < ROUNDING
@@ -108,7 +134,9 @@ def test_attaching_to_an_offloaded_model(kind: str, name: str, tmp_path: Path) -
 
 
 def test_an_adapter_on_an_offloaded_model(tmp_path: Path) -> None:
-    config = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["recurrence"], task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=4, target_modules=["q_proj"], modules_to_save=["recurrence"], task_type="CAUSAL_LM"
+    )
     model: Any = get_peft_model(hosted("llama", "t2mlr-middle"), config).eval()
     want = logits(model, IDS)
     model.save_pretrained(tmp_path)

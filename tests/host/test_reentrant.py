@@ -22,7 +22,9 @@ SOLVERS: list[Solver] = [
 def gradient(pathway: str, solver: Solver, reentrant: bool | None) -> torch.Tensor:
     model = hosted("llama", pathway, solver=solver).train()
     if reentrant is not None:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": reentrant}
+        )
     model(IDS, labels=IDS, use_cache=False).loss.backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 

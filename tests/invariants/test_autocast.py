@@ -1,4 +1,5 @@
-"""Training in bf16 by autocast, as `training.precision: bf16` does: every weight gets the gradient that it gets in fp32."""
+"""Training in bf16 by autocast, as `training.precision: bf16` does: every weight gets the gradient
+that it gets in fp32."""
 
 from __future__ import annotations
 
@@ -25,17 +26,23 @@ SOLVERS: dict[str, Solver] = {
 EXPERTS = {"mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3", "llama4"}
 
 
-def gradients(model: torch.nn.Module, autocast: bool, seed: int = 1) -> tuple[float, dict[str, torch.Tensor]]:
+def gradients(
+    model: torch.nn.Module, autocast: bool, seed: int = 1
+) -> tuple[float, dict[str, torch.Tensor]]:
     ids = tokens(2, 10, seed)
     model.zero_grad(set_to_none=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
     loss.backward()
-    return float(loss.detach()), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return float(loss.detach()), {
+        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 def cosine(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    flat = [torch.cat([gradients[name].flatten() for name in sorted(one)]) for gradients in (one, other)]
+    flat = [
+        torch.cat([gradients[name].flatten() for name in sorted(one)]) for gradients in (one, other)
+    ]
     return float(torch.nn.functional.cosine_similarity(*flat, dim=0))
 
 
@@ -45,7 +52,9 @@ def test_autocast_keeps_losses_and_gradients(architecture: str, pathway: str, so
     undertow.set_solver(model, SOLVERS[solver])
     loss, exact = gradients(model, autocast=False)
     other, rounded = gradients(model, autocast=True)
-    assert exact.keys() == rounded.keys()  # weights cast without a graph, in a sweep, must not be taken for those of a pass
+    assert (
+        exact.keys() == rounded.keys()
+    )  # weights cast without a graph, in a sweep, must not be taken for those of a pass
     assert all(gradient.dtype == torch.float32 for gradient in rounded.values())
     if architecture not in EXPERTS:
         assert abs(other - loss) < 0.01 * loss

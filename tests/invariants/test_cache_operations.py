@@ -1,4 +1,5 @@
-"""The state goes where its row of the cache goes: beams, samples, assisted decoding, cropping, reordering, copying."""
+"""The state goes where its row of the cache goes: beams, samples, assisted decoding, cropping,
+reordering, copying."""
 
 import copy
 from typing import Any
@@ -59,7 +60,9 @@ def test_beams_carry_their_states(name: str, pathway: str) -> None:
 def test_control_beams_without_reordering(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = generate(hosted("llama", "turboconn-1"), tokens(2, 7), num_beams=3)
     monkeypatch.setattr(StateLayer, "reorder_cache", lambda self, beams: None)
-    assert not torch.equal(generate(hosted("llama", "turboconn-1"), tokens(2, 7), num_beams=3), expected)
+    assert not torch.equal(
+        generate(hosted("llama", "turboconn-1"), tokens(2, 7), num_beams=3), expected
+    )
 
 
 @pytest.mark.parametrize(("name", "pathway"), some(WITH_CACHE))
@@ -72,9 +75,12 @@ def test_sampled_sequences_carry_their_states(name: str, pathway: str) -> None:
     assert difference(decoded, logits(model, sequences)[:, 6:-1]) < SAME
 
 
-@pytest.mark.parametrize(("name", "pathway", "draft"), taking_turns(some(WITH_CACHE), ["plain", "recurrent"], each=1))
+@pytest.mark.parametrize(
+    ("name", "pathway", "draft"), taking_turns(some(WITH_CACHE), ["plain", "recurrent"], each=1)
+)
 def test_assisted_decoding(name: str, pathway: str, draft: str) -> None:
-    """The draft is the model with disturbed weights, so that some of its tokens are accepted and some are not."""
+    """The draft is the model with disturbed weights, so that some of its tokens are accepted and
+    some are not."""
     model, ids, assistant = hosted(name, pathway), tokens(1, 9), unhosted(name)
     greedy = generate(model, ids, new=12)
     if draft == "recurrent":
@@ -84,7 +90,9 @@ def test_assisted_decoding(name: str, pathway: str, draft: str) -> None:
         for parameter in assistant.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
     assert torch.equal(generate(model, ids, new=12, assistant_model=assistant), greedy)
-    assert torch.equal(generate(assistant, ids, new=12), generate(assistant, ids, new=12, use_cache=False))
+    assert torch.equal(
+        generate(assistant, ids, new=12), generate(assistant, ids, new=12, use_cache=False)
+    )
 
 
 @pytest.mark.parametrize(("name", "pathway"), some(WITH_CACHE))
@@ -100,8 +108,13 @@ def test_assisted_decoding_with_a_recurrent_mask(name: str, pathway: str) -> Non
     model, mask = hosted(name, pathway), torch.ones_like(REPEATING)
     mask[:, 4:9] = 0
     greedy = generate(model, REPEATING, new=12, recurrent_mask=mask)
-    for settings in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": hosted(name, pathway, seed=1)}):
-        assert torch.equal(generate(model, REPEATING, new=12, recurrent_mask=mask, **settings), greedy)
+    for settings in (
+        {"prompt_lookup_num_tokens": 3},
+        {"assistant_model": hosted(name, pathway, seed=1)},
+    ):
+        assert torch.equal(
+            generate(model, REPEATING, new=12, recurrent_mask=mask, **settings), greedy
+        )
 
 
 def test_control_a_crop_that_leaves_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +128,9 @@ def test_control_a_crop_that_leaves_the_state(monkeypatch: pytest.MonkeyPatch) -
 # --- on the cache itself
 
 
-@pytest.mark.parametrize(("name", "pathway", "taken_back"), taking_turns(some(each=2), ["1", "2", "5"], each=1))
+@pytest.mark.parametrize(
+    ("name", "pathway", "taken_back"), taking_turns(some(each=2), ["1", "2", "5"], each=1)
+)
 def test_cropping_equals_never_having_gone_on(name: str, pathway: str, taken_back: str) -> None:
     model, ids, other = hosted(name, pathway), tokens(2, 13), tokens(2, int(taken_back), seed=7)
     cache = full(DynamicCache(config=model.config))
@@ -188,19 +203,27 @@ def test_selecting_repeating_and_reordering_rows(name: str, pathway: str) -> Non
         assert difference(rest, logits(model, ids[rows])[:, 7:]) < SAME
 
 
-@pytest.mark.parametrize("method", ["batch_select_indices", "batch_repeat_interleave", "reorder_cache"])
-def test_control_states_that_stay_in_their_rows(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "method", ["batch_select_indices", "batch_repeat_interleave", "reorder_cache"]
+)
+def test_control_states_that_stay_in_their_rows(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(StateLayer, method, lambda self, *args: None)
     model, ids = hosted("llama", "t2mlr-whole"), tokens(3, 11)
     cache = DynamicCache(config=model.config)
     feed(model, ids[:, :7], cache)
     rows = [0, 0, 1, 1, 2, 2] if method == "batch_repeat_interleave" else [2, 1, 0]
     getattr(cache, method)(2 if method == "batch_repeat_interleave" else torch.tensor(rows))
-    if method == "batch_repeat_interleave":  # three rows of state for six: an error, or the first three
+    if (
+        method == "batch_repeat_interleave"
+    ):  # three rows of state for six: an error, or the first three
         with pytest.raises(RuntimeError):
             feed(model, ids[rows, 7:], cache)
     else:
-        assert difference(feed(model, ids[rows, 7:], cache), logits(model, ids[rows])[:, 7:]) > CHANGED
+        assert (
+            difference(feed(model, ids[rows, 7:], cache), logits(model, ids[rows])[:, 7:]) > CHANGED
+        )
 
 
 @pytest.mark.parametrize("pathway", PATHWAYS)
@@ -227,7 +250,9 @@ def test_a_cache_that_is_reset_starts_anew(pathway: str) -> None:
 def test_the_state_is_one_small_layer_of_the_cache() -> None:
     """Nothing stays on the modules, and the cache tells its length as ever."""
     model, ids = hosted("llama", "turboconn-3"), tokens(2, 9)
-    assert len(find_attachment(model).pathway.block) > 0  # the bounds of the block are worked out once, and kept
+    assert (
+        len(find_attachment(model).pathway.block) > 0
+    )  # the bounds of the block are worked out once, and kept
     before = {name: set(vars(module)) for name, module in model.named_modules()}
     cache = DynamicCache(config=model.config)
     feed(model, ids, cache)
@@ -254,10 +279,15 @@ def test_padding_travels_with_a_reordered_row(pathway: str) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
-@pytest.mark.parametrize("solver", [undertow.Sequential("adjoint(4)"), undertow.Scan(4, gradient="adjoint(4)")])
+@pytest.mark.parametrize(
+    "solver", [undertow.Sequential("adjoint(4)"), undertow.Scan(4, gradient="adjoint(4)")]
+)
 @pytest.mark.parametrize("pathway", ["turboconn-3", "t2mlr-middle"])
-def test_a_forward_with_gradients_fills_its_cache_once(pathway: str, solver: Any, length: int) -> None:
-    """Whatever passes a solver makes: also where one group, and so the whole rollout, is all tokens."""
+def test_a_forward_with_gradients_fills_its_cache_once(
+    pathway: str, solver: Any, length: int
+) -> None:
+    """Whatever passes a solver makes: also where one group, and so the whole rollout, is all
+    tokens."""
     assert filling_error(pathway, solver, length) < SAME
 
 
@@ -310,7 +340,8 @@ def test_a_cache_of_another_recurrence_is_refused() -> None:
         cache = DynamicCache()
         feed(hosted("llama", other), ids, cache)
         with pytest.raises(
-            undertow.DataError, match=r"the cache holds states of .* but this model's recurrence is TurboConn"
+            undertow.DataError,
+            match=r"the cache holds states of .* but this model's recurrence is TurboConn",
         ):
             continued(hosted("llama", "turboconn-1"), cache)
 
@@ -320,7 +351,10 @@ def test_a_cache_filled_in_another_type_is_refused() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         feed(model, tokens(2, 7), cache)
         continued(model, cache)
-    with pytest.raises(undertow.DataError, match=r"filled in torch\.bfloat16 and this forward computes in torch\.float32"):
+    with pytest.raises(
+        undertow.DataError,
+        match=r"filled in torch\.bfloat16 and this forward computes in torch\.float32",
+    ):
         continued(model, cache)
 
 
@@ -334,7 +368,8 @@ def test_a_cache_whose_layers_alone_were_shortened_is_refused() -> None:
 
 
 def test_a_graph_of_a_continuation_outlives_the_next_one() -> None:
-    """The states of a continuation with gradients stay as they were while later forwards write to the same cache."""
+    """The states of a continuation with gradients stay as they were while later forwards write to
+    the same cache."""
     model, cache = hosted("llama", "t2mlr-middle"), DynamicCache()
     feed(model, tokens(2, 7), cache)
     loss = model(tokens(2, 3, seed=4), use_cache=True, **{CACHE: cache}).logits.square().mean()

@@ -54,7 +54,9 @@ def test_a_call_that_was_stopped_leaves_nothing(place: str, error: type[BaseExce
     assert current_forward.get() is None
     assert not any(isinstance(layer, Recorder) for layer in model.model.layers)
     with torch.no_grad():
-        assert torch.equal(model.model(IDS, use_cache=False).last_hidden_state, states), "no mask of the call before"
+        assert torch.equal(model.model(IDS, use_cache=False).last_hidden_state, states), (
+            "no mask of the call before"
+        )
     assert torch.equal(logits(model, IDS), want)
     assert torch.equal(generate(model, IDS), text)
 
@@ -76,14 +78,18 @@ def test_control_a_context_that_is_not_reset(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_disabled_adapter_stays_disabled_after_an_interrupt(tmp_path: Any) -> None:
-    settings = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["recurrence"], task_type="CAUSAL_LM")
+    settings = LoraConfig(
+        r=4, target_modules=["q_proj"], modules_to_save=["recurrence"], task_type="CAUSAL_LM"
+    )
     get_peft_model(hosted("llama", "t2mlr-whole"), settings).save_pretrained(tmp_path)
     model = PeftModel.from_pretrained(unhosted("llama"), tmp_path).eval()
     base = logits(unhosted("llama"), IDS)
     with model.disable_adapter():
         assert torch.equal(logits(model, IDS), base)
     assert difference(logits(model, IDS), base) > CHANGED
-    handle = model.base_model.model.model.layers[2].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(Stopped()))
+    handle = model.base_model.model.model.layers[2].register_forward_pre_hook(
+        lambda *_: (_ for _ in ()).throw(Stopped())
+    )
     with pytest.raises(Stopped):
         logits(model, IDS)
     handle.remove()

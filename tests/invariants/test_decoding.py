@@ -1,4 +1,5 @@
-"""Decoding token by token equals the teacher-forced pass, for each cache that `generate` can use on a CPU."""
+"""Decoding token by token equals the teacher-forced pass, for each cache that `generate` can use on
+a CPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,16 +29,21 @@ from transformers.utils import is_optimum_quanto_available
 
 from undertow.host.state import StateLayer
 
-# The settings of `generate` that lead to each cache; a function of the model makes those that belong to one.
+# The settings of `generate` that lead to each cache; a function of the model makes those that
+# belong to one.
 CACHES: dict[str, Callable[[PreTrainedModel], dict[str, Any]]] = {
     "none": lambda model: {"use_cache": False},
     "dynamic, given": lambda model: {CACHE: DynamicCache(config=model.config)},
     "dynamic, given without a config": lambda model: {CACHE: DynamicCache()},
     "static": lambda model: {"cache_implementation": "static"},
     "chunked prefill": lambda model: {"prefill_chunk_size": 4},
-    "chunked prefill, static": lambda model: {"prefill_chunk_size": 4, "cache_implementation": "static"},
+    "chunked prefill, static": lambda model: {
+        "prefill_chunk_size": 4,
+        "cache_implementation": "static",
+    },
 }
-# What these models cannot do without a recurrence either: `test_what_the_base_models_cannot_do` says so.
+# What these models cannot do without a recurrence either: `test_what_the_base_models_cannot_do`
+# says so.
 BROKEN = {
     ("falcon", "chunked prefill, static"),
     ("falcon_alibi", "static"),
@@ -51,26 +57,37 @@ BROKEN = {
 }
 
 
-def decoding_error(model: PreTrainedModel, ids: torch.Tensor, new: int = 8, **settings: Any) -> float:
-    """How far the logits of the steps of `generate` are from those of a teacher-forced pass over its text."""
+def decoding_error(
+    model: PreTrainedModel, ids: torch.Tensor, new: int = 8, **settings: Any
+) -> float:
+    """How far the logits of the steps of `generate` are from those of a teacher-forced pass over
+    its text."""
     sequences, decoded = steps(model, ids, new, **settings)
     return difference(decoded, logits(model, sequences)[:, ids.shape[1] - 1 : -1])
 
 
 @pytest.mark.parametrize(("name", "pathway"), some(each=3))
-def test_decoding_equals_the_teacher_forced_pass_and_the_definition(name: str, pathway: str) -> None:
+def test_decoding_equals_the_teacher_forced_pass_and_the_definition(
+    name: str, pathway: str
+) -> None:
     model, ids = hosted(name, pathway), tokens(2, 8)
     sequences, decoded = steps(model, ids, new=10)
     forced = logits(model, sequences)
     assert difference(decoded, forced[:, 7:-1]) < SAME
     with torch.no_grad():
-        naive = reference.rollout(unhosted(name), PATHWAYS[pathway], recurrent_parameters(model), sequences)
+        naive = reference.rollout(
+            unhosted(name), PATHWAYS[pathway], recurrent_parameters(model), sequences
+        )
     assert difference(forced, naive) < SAME
 
 
 @pytest.mark.parametrize(
     ("name", "pathway", "cache"),
-    [case for case in taking_turns(some(each=2), CACHES, each=2) if (case[0], case[2]) not in BROKEN],
+    [
+        case
+        for case in taking_turns(some(each=2), CACHES, each=2)
+        if (case[0], case[2]) not in BROKEN
+    ],
 )
 def test_every_cache_decodes_the_same(name: str, pathway: str, cache: str) -> None:
     model = hosted(name, pathway)
@@ -90,12 +107,17 @@ def test_what_the_base_models_cannot_do(name: str, cache: str) -> None:
 @pytest.mark.skipif(not is_optimum_quanto_available(), reason="needs optimum-quanto")
 @pytest.mark.parametrize("pathway", PATHWAYS)
 def test_a_quantised_cache_keeps_exact_states(pathway: str) -> None:
-    """Its keys are rounded, so only the first steps can be compared, while all keys are in its unrounded tail."""
-    assert decoding_error(hosted("llama", pathway), tokens(2, 9), cache_implementation="quantized") < SAME
+    """Its keys are rounded, so only the first steps can be compared, while all keys are in its
+    unrounded tail."""
+    assert (
+        decoding_error(hosted("llama", pathway), tokens(2, 9), cache_implementation="quantized")
+        < SAME
+    )
 
 
 def test_an_offloaded_cache_is_used_where_there_is_something_to_offload_to() -> None:
-    """On a CPU `transformers` itself cannot make one; this fails when it can, and the cache belongs in `CACHES`."""
+    """On a CPU `transformers` itself cannot make one; this fails when it can, and the cache belongs
+    in `CACHES`."""
     with pytest.raises(Exception):  # noqa: B017
         generate(unhosted("llama"), tokens(1, 4), cache_implementation="offloaded")
 
@@ -104,12 +126,15 @@ def test_an_offloaded_cache_is_used_where_there_is_something_to_offload_to() -> 
     ("name", "pathway", "kind"),
     [
         case
-        for case in taking_turns(some(each=2), ["dynamic", "dynamic without a config", "static"], each=1)
+        for case in taking_turns(
+            some(each=2), ["dynamic", "dynamic without a config", "static"], each=1
+        )
         if (case[0], case[2]) not in BROKEN
     ],
 )
 def test_several_tokens_after_a_cached_prefix(name: str, pathway: str, kind: str) -> None:
-    """As in chunked prefill, continuation and assisted decoding; prefix and chunks shorter and longer than the lag."""
+    """As in chunked prefill, continuation and assisted decoding; prefix and chunks shorter and
+    longer than the lag."""
     model, ids = hosted(name, pathway), tokens(2, 17)
     cache = {
         "dynamic": lambda: DynamicCache(config=model.config),
@@ -132,8 +157,13 @@ def test_a_cache_continues_over_several_calls(name: str, pathway: str) -> None:
         text = generate(model, text, new, attention_mask=torch.ones_like(text), **{CACHE: cache})
     assert torch.equal(text, whole)
 
-    turn = torch.cat([whole, tokens(1, 5, seed=8)], dim=1)  # the next turn of a conversation: several new tokens
-    assert decoding_error(model, turn, new=4, attention_mask=torch.ones_like(turn), **{CACHE: cache}) < SAME
+    turn = torch.cat(
+        [whole, tokens(1, 5, seed=8)], dim=1
+    )  # the next turn of a conversation: several new tokens
+    assert (
+        decoding_error(model, turn, new=4, attention_mask=torch.ones_like(turn), **{CACHE: cache})
+        < SAME
+    )
 
 
 @pytest.mark.parametrize("pathway", PATHWAYS)
@@ -157,9 +187,13 @@ def test_hidden_states_and_last_logits_only(pathway: str) -> None:
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
     assert torch.equal(last, all_logits[:, -2:])
-    expected = torch.nn.functional.cross_entropy(all_logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    expected = torch.nn.functional.cross_entropy(
+        all_logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    )
     torch.testing.assert_close(loss, expected)
-    assert torch.equal(model.lm_head(hidden), all_logits), "TRL calls the backbone and the head apart"
+    assert torch.equal(model.lm_head(hidden), all_logits), (
+        "TRL calls the backbone and the head apart"
+    )
 
 
 # --- negative controls: each of these mistakes is seen
@@ -174,13 +208,17 @@ def test_control_a_dropped_state(pathway: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("pathway", [p for p in PATHWAYS if p != "turboconn-3"])
 def test_control_a_state_one_token_late(pathway: str, monkeypatch: pytest.MonkeyPatch) -> None:
     append = StateLayer.append
-    monkeypatch.setattr(StateLayer, "append", lambda self, states, *known: append(self, states.roll(1, 1), *known))
+    monkeypatch.setattr(
+        StateLayer, "append", lambda self, states, *known: append(self, states.roll(1, 1), *known)
+    )
     assert decoding_error(hosted("llama", pathway), tokens(2, 8)) > CHANGED
 
 
 def test_control_the_state_of_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
     append = StateLayer.append
-    monkeypatch.setattr(StateLayer, "append", lambda self, states, *known: append(self, states.flip(0), *known))
+    monkeypatch.setattr(
+        StateLayer, "append", lambda self, states, *known: append(self, states.flip(0), *known)
+    )
     assert decoding_error(hosted("llama", "t2mlr-whole"), tokens(2, 8)) > CHANGED
 
 

@@ -1,4 +1,5 @@
-"""The main promises once for each of the supported architectures, in one go: a net with a wide mesh."""
+"""The main promises once for each of the supported architectures, in one go: a net with a wide
+mesh."""
 
 import pytest
 import reference
@@ -43,5 +44,7 @@ def test_identity_definition_decoding_and_padding(name: str, pathway: str) -> No
     mask = torch.ones_like(padded)
     mask[1, :4] = 0
     together = generate(model, padded, attention_mask=mask)
-    assert torch.equal(together[1, 4:], generate(model, ids[1:])[0]), "a left-padded row equals the row alone"
+    assert torch.equal(together[1, 4:], generate(model, ids[1:])[0]), (
+        "a left-padded row equals the row alone"
+    )
     assert torch.equal(together[:1], generate(model, padded[:1]))

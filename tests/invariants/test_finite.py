@@ -1,4 +1,5 @@
-"""States that stop being finite are told with their token, whatever the solver; padding does not count."""
+"""States that stop being finite are told with their token, whatever the solver; padding does not
+count."""
 
 from typing import Any
 
@@ -17,7 +18,9 @@ IDS = tokens(2, 40)
 
 def growing(normalize: bool = False) -> Any:
     """TurboConn whose states grow a millionfold a token, or would."""
-    model = hosted("llama", undertow.TurboConn(((3, 0),), lag=1, alpha=100.0, rank=8, normalize=normalize))
+    model = hosted(
+        "llama", undertow.TurboConn(((3, 0),), lag=1, alpha=100.0, rank=8, normalize=normalize)
+    )
     with torch.no_grad():
         for parameter in recurrent_parameters(model).values():
             parameter.mul_(300)
@@ -49,7 +52,9 @@ SOLVERS: list[Solver] = [
 def test_training_says_so(solver: Solver) -> None:
     model = growing()
     undertow.set_solver(model, solver)
-    with pytest.raises(DivergedError, match=f"state of token {first_broken(model)} in row .*normalize=True"):
+    with pytest.raises(
+        DivergedError, match=f"state of token {first_broken(model)} in row .*normalize=True"
+    ):
         model(IDS, labels=IDS, use_cache=False)
 
 
@@ -57,7 +62,10 @@ def test_prefill_and_generation_say_so() -> None:
     model = growing()
     token = first_broken(model)
     assert token > 3
-    for call in (lambda: logits(model, IDS, use_cache=True), lambda: generate(model, IDS[:, :2], new=40)):
+    for call in (
+        lambda: logits(model, IDS, use_cache=True),
+        lambda: generate(model, IDS[:, :2], new=40),
+    ):
         with pytest.raises(DivergedError, match=r"state of token \d+ in row .*normalize=True"):
             call()
 
@@ -98,7 +106,9 @@ def test_large_numbers_whose_sum_overflows_pass() -> None:
 
 
 def test_a_loop_and_a_pathway_beside_it_are_looked_at() -> None:
-    model = undertow.attach(hosted("llama", PATHWAYS["turboconn-1"]), undertow.Looped((0,), (1,), (2, 3)))  # wide apart
+    model = undertow.attach(
+        hosted("llama", PATHWAYS["turboconn-1"]), undertow.Looped((0,), (1,), (2, 3))
+    )  # wide apart
     undertow.detach(model)
     undertow.attach(model, undertow.Looped((0,), (1, 2), (3,)))
     with torch.no_grad():

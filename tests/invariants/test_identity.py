@@ -40,11 +40,15 @@ def test_an_untrained_recurrence_changes_no_logits(name: str, pathway: str) -> N
     assert difference(logits(model, ids), plain) < 1e-4
     assert difference(logits(model, ids, attention_mask=mask)[:, 3:], padded[:, 3:]) < 1e-4
     if pathway != "soft-token":
-        assert difference(logits(randomize(model), ids), plain) > CHANGED, "the control: trained, it does"
+        assert difference(logits(randomize(model), ids), plain) > CHANGED, (
+            "the control: trained, it does"
+        )
 
 
 # mpt generates without a cache, and so runs its layers on more and more tokens.
-@pytest.mark.parametrize(("name", "pathway"), some((n for n in ARCHITECTURES if n != "mpt"), each=2))
+@pytest.mark.parametrize(
+    ("name", "pathway"), some((n for n in ARCHITECTURES if n != "mpt"), each=2)
+)
 def test_where_the_same_kernels_run_the_logits_are_bitwise_equal(name: str, pathway: str) -> None:
     """From a single token on, every step runs each layer on one token, hosted or not."""
     model, ids = unhosted(name), tokens(2, 1)
@@ -60,13 +64,22 @@ def test_tokens_within_the_lag_run_as_in_the_base_model() -> None:
     plain = logits(model, ids)
     randomize(undertow.attach(model, PATHWAYS["turboconn-3"]))
     assert torch.equal(logits(model, ids), plain), "no token has one three back"
-    assert difference(logits(model, tokens(2, 4))[:, 3:], logits(unhosted("llama"), tokens(2, 4))[:, 3:]) > CHANGED
+    assert (
+        difference(
+            logits(model, tokens(2, 4))[:, 3:], logits(unhosted("llama"), tokens(2, 4))[:, 3:]
+        )
+        > CHANGED
+    )
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_detaching_gives_back_the_base_model(name: str) -> None:
     model, ids = unhosted(name), tokens(2, 7)
-    plain, keys, modules = logits(model, ids), list(model.state_dict()), [n for n, _ in model.named_modules()]
+    plain, keys, modules = (
+        logits(model, ids),
+        list(model.state_dict()),
+        [n for n, _ in model.named_modules()],
+    )
     attributes = set(vars(model))
     randomize(undertow.attach(model, PATHWAYS["t2mlr-middle"]))
     assert difference(logits(model, ids), plain) > CHANGED
@@ -109,8 +122,13 @@ def test_a_model_can_be_given_another_recurrence() -> None:
 
 
 def test_two_hosted_models_do_not_meet() -> None:
-    """Also when one runs inside the forward of the other, and after one failed in the middle of a forward."""
-    first, second, ids = hosted("llama", "t2mlr-whole"), hosted("llama", "turboconn-1"), tokens(2, 7)
+    """Also when one runs inside the forward of the other, and after one failed in the middle of a
+    forward."""
+    first, second, ids = (
+        hosted("llama", "t2mlr-whole"),
+        hosted("llama", "turboconn-1"),
+        tokens(2, 7),
+    )
     alone = logits(first, ids), logits(second, ids)
     inner: list[torch.Tensor] = []
     handle = first.model.layers[2].register_forward_pre_hook(

@@ -1,4 +1,5 @@
-"""Invariants 2 and 3: k sweeps make the first k·lag states exact, and a solver run to its end has the exact gradient.
+"""Invariants 2 and 3: k sweeps make the first k·lag states exact, and a solver run to its end has
+the exact gradient.
 
 In float64 on architectures without casts of their own, so that "equal" means to rounding.
 """
@@ -21,7 +22,10 @@ from undertow.solvers import Solver
 
 TOKENS = 11
 RECURRENCES: dict[str, Recurrence] = {
-    **{name: PATHWAYS[name] for name in ("turboconn-1", "turboconn-3", "t2mlr-middle", "t2mlr-whole")},
+    **{
+        name: PATHWAYS[name]
+        for name in ("turboconn-1", "turboconn-3", "t2mlr-middle", "t2mlr-whole")
+    },
     "t2mlr-clamped": T2MLR(0, 3, norm="clamped"),
     "t2mlr-detached": T2MLR(0, 3, detach_residual=True),
     "turboconn-lag-5": TurboConn(((3, 1), (2, 2)), lag=5, alpha=0.5, rank=6, normalize=True),
@@ -38,7 +42,10 @@ def inputs(kind: str) -> dict[str, Any]:
         positions = torch.tensor([[*range(4), *range(7)], [*range(9), 0, 1], list(range(11))])
         return {"position_ids": positions, "use_cache": False}
     if kind == "limited":
-        return {"recurrent_mask": torch.arange(TOKENS)[None].ge(torch.tensor([[4], [0], [2]])), "use_cache": False}
+        return {
+            "recurrent_mask": torch.arange(TOKENS)[None].ge(torch.tensor([[4], [0], [2]])),
+            "use_cache": False,
+        }
     return {"use_cache": kind == "cached"}
 
 
@@ -79,7 +86,9 @@ def to_the_end(lag: int) -> dict[str, Solver]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("recurrence", RECURRENCES)
-def test_run_to_its_end_every_solver_is_the_rollout_with_its_gradient(recurrence: str, kind: str) -> None:
+def test_run_to_its_end_every_solver_is_the_rollout_with_its_gradient(
+    recurrence: str, kind: str
+) -> None:
     model = model_for(recurrence)
     exact, gradient = run(model, Sequential(), kind)
     for name, solver in to_the_end(find_attachment(model).pathway.lag).items():
@@ -125,24 +134,38 @@ def test_after_k_sweeps_a_prefix_is_exact(recurrence: str, kind: str) -> None:
     lag=st.integers(1, 6),
     tokens_=st.integers(1, 13),
     chunk=st.integers(1, 14),
-    pairs=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)).map(lambda p: (max(p), min(p))), min_size=1, max_size=4),
+    pairs=st.sets(
+        st.tuples(st.integers(0, 3), st.integers(0, 3)).map(lambda p: (max(p), min(p))),
+        min_size=1,
+        max_size=4,
+    ),
 )
 @settings(max_examples=25, deadline=None)
-def test_any_wiring_lag_length_and_chunk(lag: int, tokens_: int, chunk: int, pairs: set[tuple[int, int]]) -> None:
+def test_any_wiring_lag_length_and_chunk(
+    lag: int, tokens_: int, chunk: int, pairs: set[tuple[int, int]]
+) -> None:
     model = hosted("gpt2", TurboConn(tuple(pairs), lag=lag, alpha=0.5, rank=3)).double()
     ids = tokens(2, tokens_)
     groups = -(-tokens_ // lag)
     with torch.no_grad():
         exact = model(input_ids=ids, use_cache=False).logits
-        for solver in (Scan(groups, 0), Jacobi(groups, 0), Chunked(chunk, Sequential()), Chunked(chunk, Scan(groups, 0))):
+        for solver in (
+            Scan(groups, 0),
+            Jacobi(groups, 0),
+            Chunked(chunk, Sequential()),
+            Chunked(chunk, Scan(groups, 0)),
+        ):
             undertow.set_solver(model, prefill=solver)
             assert (model(input_ids=ids, use_cache=False).logits - exact).abs().max() < 1e-9, solver
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen3_swa", "gemma3", "mistral", "bloom", "falcon_alibi", "gpt_oss", "deepseek_v3"]
+    "name",
+    ["llama", "qwen3_swa", "gemma3", "mistral", "bloom", "falcon_alibi", "gpt_oss", "deepseek_v3"],
 )
-@pytest.mark.parametrize("solver", [Scan(6, 0), Jacobi(13, 0), Chunked(4, Scan(4, 0))], ids=["scan", "jacobi", "chunked"])
+@pytest.mark.parametrize(
+    "solver", [Scan(6, 0), Jacobi(13, 0), Chunked(4, Scan(4, 0))], ids=["scan", "jacobi", "chunked"]
+)
 def test_a_parallel_prefill_generates_what_the_exact_one_does(name: str, solver: Solver) -> None:
     model = hosted(name, "t2mlr-middle")
     ids = tokens(2, 12)
@@ -154,7 +177,10 @@ def test_a_parallel_prefill_generates_what_the_exact_one_does(name: str, solver:
     assert torch.equal(model.generate(ids, **wanted), exact)
 
 
-@pytest.mark.parametrize("solver", [Scan(2, 1), Jacobi(3, 2), Sequential("adjoint(1)"), Scan(2, 0, gradient="adjoint(2)")])
+@pytest.mark.parametrize(
+    "solver",
+    [Scan(2, 1), Jacobi(3, 2), Sequential("adjoint(1)"), Scan(2, 0, gradient="adjoint(2)")],
+)
 def test_activation_checkpointing_changes_no_gradient(solver: Solver) -> None:
     model = model_for("t2mlr-middle")
     _, gradient = run(model, solver, "plain")

@@ -1,4 +1,5 @@
-"""A recurrence never vanishes unnoticed: its model may be copied, compiled or rebuilt, and runs it or says it cannot."""
+"""A recurrence never vanishes unnoticed: its model may be copied, compiled or rebuilt, and runs it
+or says it cannot."""
 
 import copy
 import io
@@ -11,7 +12,19 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import compile_regions
-from helpers import CHANGED, PATHWAYS, SAME, difference, generate, hosted, logits, randomize, some, tokens, unhosted
+from helpers import (
+    CHANGED,
+    PATHWAYS,
+    SAME,
+    difference,
+    generate,
+    hosted,
+    logits,
+    randomize,
+    some,
+    tokens,
+    unhosted,
+)
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -75,9 +88,13 @@ def test_a_copy_is_another_model(way: str) -> None:
     assert torch.equal(logits(copied, IDS), logits(unhosted("llama"), IDS))
 
 
-@pytest.mark.parametrize("solver", [undertow.Sequential(), undertow.Scan(2, 1), undertow.Auto(rollout_cost=2.0)])
+@pytest.mark.parametrize(
+    "solver", [undertow.Sequential(), undertow.Scan(2, 1), undertow.Auto(rollout_cost=2.0)]
+)
 @pytest.mark.parametrize("recurrence", [PATHWAYS["turboconn-3"], PATHWAYS["t2mlr-middle"], LOOPED])
-def test_regional_compilation_trains_equally_and_does_not_compile_again(recurrence: Any, solver: Any) -> None:
+def test_regional_compilation_trains_equally_and_does_not_compile_again(
+    recurrence: Any, solver: Any
+) -> None:
     compiled = 0
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -97,7 +114,9 @@ def test_regional_compilation_trains_equally_and_does_not_compile_again(recurren
             each.zero_grad()
             output = each(ids, labels=ids, use_cache=False)
             output.loss.backward()
-            found.append((output.logits.detach(), [p.grad for p in each.parameters() if p.grad is not None]))
+            found.append(
+                (output.logits.detach(), [p.grad for p in each.parameters() if p.grad is not None])
+            )
         assert difference(found[1][0], found[0][0]) < SAME
         for got, want in zip(found[1][1], found[0][1], strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
@@ -119,7 +138,9 @@ def test_control_a_rebuilt_list_that_does_not_record(monkeypatch: pytest.MonkeyP
     model = hosted("llama", "t2mlr-whole")
     model.model.layers = nn.ModuleList(model.model.layers)
     monkeypatch.setattr(hooks, "recording_list", lambda backbone, attachment: backbone.layers)
-    with pytest.raises(UnsupportedArchitectureError, match="did not run where the recurrence was attached"):
+    with pytest.raises(
+        UnsupportedArchitectureError, match="did not run where the recurrence was attached"
+    ):
         logits(model, IDS)
 
 
@@ -141,7 +162,10 @@ def test_a_forward_that_goes_round_the_list_is_an_error() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stack, "__iter__", lambda self: iter(list(self._modules.values())))
         patch.setattr(Stack, "__getitem__", lambda self, index: list(self._modules.values())[index])
-        with pytest.raises(UnsupportedArchitectureError, match=r"its forward no longer iterates over LlamaModel\.layers"):
+        with pytest.raises(
+            UnsupportedArchitectureError,
+            match=r"its forward no longer iterates over LlamaModel\.layers",
+        ):
             logits(model, IDS)
     assert difference(logits(model, IDS), logits(unhosted("llama"), IDS)) > CHANGED
 
@@ -161,13 +185,16 @@ def test_a_forward_that_was_replaced_is_an_error() -> None:
 
 @pytest.mark.parametrize("pathway", ["t2mlr-whole", "soft-token"])
 def test_a_backbone_that_was_replaced_is_an_error(pathway: str) -> None:
-    """By a plain one, or by a hosted one that knows nothing of the model and so would lose what that is given."""
+    """By a plain one, or by a hosted one that knows nothing of the model and so would lose what
+    that is given."""
     model, want = hosted("llama", pathway), logits(hosted("llama", pathway), IDS)
     own = model.model
     for other in (unhosted("llama").model, through_pickle(own)):
         model.model = other
         for call in (lambda: logits(model, IDS, recurrent_mask=MASK), lambda: generate(model, IDS)):
-            with pytest.raises(ConfigError, match="did not run the LlamaModel that the recurrence was attached to"):
+            with pytest.raises(
+                ConfigError, match="did not run the LlamaModel that the recurrence was attached to"
+            ):
                 call()
     model.model = own
     assert torch.equal(logits(model, IDS), want), "control: its own is none of these"
@@ -187,7 +214,9 @@ def test_a_recurrence_that_was_deleted_is_an_error() -> None:
 @pytest.mark.parametrize("keep", [True, False])
 def test_accelerates_wrappers_of_a_forward_come_and_go(keep: bool) -> None:
     model, want = hosted("llama", "turboconn-1"), logits(hosted("llama", "turboconn-1"), IDS)
-    AcceleratorState._reset_state(reset_partial_state=True)  # one per process, which other tests may have made
+    AcceleratorState._reset_state(
+        reset_partial_state=True
+    )  # one per process, which other tests may have made
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
     prepared = accelerator.prepare(model)
     assert difference(logits(prepared, IDS), want) < 1, "in bf16"

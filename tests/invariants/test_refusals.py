@@ -15,9 +15,18 @@ from undertow.host.attach import find_pathway
 
 
 def untouched(model: nn.Module, keys: list[str], kinds: list[type]) -> bool:
-    hooks = [hook for module in model.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]
+    hooks = [
+        hook
+        for module in model.modules()
+        for hook in (*module._forward_hooks, *module._forward_pre_hooks)
+    ]
     own = {"save_pretrained", "prepare_inputs_for_generation"} & set(vars(model))
-    return list(model.state_dict()) == keys and [type(m) for m in model.modules()] == kinds and not hooks and not own
+    return (
+        list(model.state_dict()) == keys
+        and [type(m) for m in model.modules()] == kinds
+        and not hooks
+        and not own
+    )
 
 
 @pytest.mark.parametrize("pathway", ["turboconn-3", "t2mlr-middle"])
@@ -48,7 +57,11 @@ HALF = [torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize(
     ("name", "changes", "scale"),
-    [("gemma2", {"hidden_size": 48}, 48**0.5), ("granite", {"embedding_multiplier": 3.3}, 3.3), ("llama", {}, 1.0)],
+    [
+        ("gemma2", {"hidden_size": 48}, 48**0.5),
+        ("granite", {"embedding_multiplier": 3.3}, 3.3),
+        ("llama", {}, 1.0),
+    ],
 )
 def test_soft_tokens_know_the_embeddings_scale_in_half_precision(
     name: str, changes: dict[str, float], scale: float, dtype: torch.dtype
@@ -69,7 +82,9 @@ def test_soft_tokens_need_one_scale_for_all_channels(factor: float, dtype: torch
     model = unhosted("gemma2").to(dtype)
     factors = torch.ones(32, dtype=dtype)
     factors[::2] = factor
-    model.get_input_embeddings().register_forward_hook(lambda module, args, output: output * factors)
+    model.get_input_embeddings().register_forward_hook(
+        lambda module, args, output: output * factors
+    )
     if factor == 1:
         undertow.attach(model, SoftToken(0.2))
         return
@@ -77,21 +92,33 @@ def test_soft_tokens_need_one_scale_for_all_channels(factor: float, dtype: torch
         undertow.attach(model, SoftToken(0.2))
 
 
-def test_an_attention_that_takes_a_mask_of_tokens_is_refused_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attention_that_takes_a_mask_of_tokens_is_refused_with_the_mend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As flash attention does."""
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     def attention(
-        module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: None, **inputs: object
+        module: nn.Module,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: None,
+        **inputs: object,
     ) -> object:
         return sdpa(module, q, k, v, None, **inputs)
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "tokens", attention)
-    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, "tokens", flash_attention_mask)
+    monkeypatch.setitem(
+        ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, "tokens", flash_attention_mask
+    )
     model = unhosted("llama")
     model.set_attn_implementation("tokens")
     keys, kinds = list(model.state_dict()), [type(m) for m in model.modules()]
-    with pytest.raises(UnsupportedArchitectureError, match=r'attention, tokens, takes .* attn_implementation="sdpa"'):
+    with pytest.raises(
+        UnsupportedArchitectureError,
+        match=r'attention, tokens, takes .* attn_implementation="sdpa"',
+    ):
         undertow.attach(model, PATHWAYS["t2mlr-whole"])
     assert untouched(model, keys, kinds)
     model.set_attn_implementation("sdpa")
@@ -114,7 +141,9 @@ def test_what_is_no_model_is_refused() -> None:
         undertow.attach(wrapped, PATHWAYS["t2mlr-whole"])
 
 
-@pytest.mark.parametrize("recurrence", [TurboConn(((4, 0),)), TurboConn(((3, -1),)), T2MLR(0, 4), T2MLR(-1, 2)])
+@pytest.mark.parametrize(
+    "recurrence", [TurboConn(((4, 0),)), TurboConn(((3, -1),)), T2MLR(0, 4), T2MLR(-1, 2)]
+)
 def test_a_layer_outside_the_model_is_refused(recurrence: undertow.pathways.Recurrence) -> None:
     model = unhosted("llama")
     keys, kinds = list(model.state_dict()), [type(m) for m in model.modules()]

@@ -1,4 +1,5 @@
-"""A batch equals its rows alone: left and right padding, packed documents, limited recurrence, and rows of mixed kinds."""
+"""A batch equals its rows alone: left and right padding, packed documents, limited recurrence, and
+rows of mixed kinds."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,9 +40,13 @@ LENGTHS = (11, 9, 7)  # no two rows have the same offset within a group of three
 ROWS = [tokens(1, length, seed=length) for length in LENGTHS]
 
 
-def padded(rows: list[torch.Tensor], left: list[int], width: int) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(
+    rows: list[torch.Tensor], left: list[int], width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows as one batch, each after its number of padding tokens, and its attention mask."""
-    ids = torch.full((len(rows), width), 13)  # the mask says what is padding; no model knows this token as such
+    ids = torch.full(
+        (len(rows), width), 13
+    )  # the mask says what is padding; no model knows this token as such
     mask = torch.zeros_like(ids)
     for index, (row, offset) in enumerate(zip(rows, left, strict=True)):
         ids[index, offset : offset + row.shape[1]] = row
@@ -112,7 +117,8 @@ BROKEN = {("falcon_alibi", "static"), ("gpt_neo", "static"), ("mpt", "chunked")}
 
 
 @pytest.mark.parametrize(
-    ("name", "pathway", "cache"), [c for c in taking_turns(some(each=2), CACHES, each=1) if (c[0], c[2]) not in BROKEN]
+    ("name", "pathway", "cache"),
+    [c for c in taking_turns(some(each=2), CACHES, each=1) if (c[0], c[2]) not in BROKEN],
 )
 def test_generating_for_a_left_padded_batch(name: str, pathway: str, cache: str) -> None:
     model, (ids, mask) = hosted(name, pathway), left_padded()
@@ -124,7 +130,9 @@ def test_generating_for_a_left_padded_batch(name: str, pathway: str, cache: str)
 # --- packed documents
 
 
-def packed(lengths: tuple[int, ...], seed: int = 0) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+def packed(
+    lengths: tuple[int, ...], seed: int = 0
+) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
     documents = [tokens(1, length, seed=seed + index) for index, length in enumerate(lengths)]
     places = torch.cat([torch.arange(length) for length in lengths])[None]
     return documents, torch.cat(documents, dim=1), places
@@ -135,11 +143,16 @@ def packing_error(model: Any) -> float:
     first, second = packed((5, 2, 1, 4)), packed((1, 3, 8), seed=20)
     ids, places = torch.cat([first[1], second[1]]), torch.cat([first[2], second[2]])
     batch = logits(model, ids, position_ids=places)
-    alone = [torch.cat([logits(model, d) for d in documents], dim=1) for documents in (first[0], second[0])]
+    alone = [
+        torch.cat([logits(model, d) for d in documents], dim=1)
+        for documents in (first[0], second[0])
+    ]
     return difference(batch, torch.cat(alone))
 
 
-@pytest.mark.parametrize(("name", "pathway"), some((n for n in ARCHITECTURES if n not in WITHOUT_PACKING), each=3))
+@pytest.mark.parametrize(
+    ("name", "pathway"), some((n for n in ARCHITECTURES if n not in WITHOUT_PACKING), each=3)
+)
 def test_packed_documents_equal_the_documents_alone(name: str, pathway: str) -> None:
     assert packing_error(hosted(name, pathway)) < SAME
 
@@ -150,8 +163,11 @@ def test_packing_that_the_base_models_do_not_know(name: str) -> None:
 
 
 def test_a_document_that_starts_after_a_cached_one_gets_nothing_of_it() -> None:
-    """A mask of the user's own keeps a document that continues a cache apart from what is cached."""
-    mask = torch.ones(4, 5, dtype=torch.bool).tril(1)[None, None]  # four new tokens after one that is cached
+    """A mask of the user's own keeps a document that continues a cache apart from what is
+    cached."""
+    mask = torch.ones(4, 5, dtype=torch.bool).tril(1)[
+        None, None
+    ]  # four new tokens after one that is cached
     mask[..., 1:, :2] = False
     document = documents(mask, None, [mask], None, 1, False)
     assert document is not None and document.tolist() == [[0, 1, 1, 1]]
@@ -161,9 +177,12 @@ def test_a_document_that_starts_after_a_cached_one_gets_nothing_of_it() -> None:
         assert present.tolist() == [wanted]
 
 
-@pytest.mark.parametrize(("name", "pathway"), some((n for n in ARCHITECTURES if n not in WITHOUT_POSITIONS), each=1))
+@pytest.mark.parametrize(
+    ("name", "pathway"), some((n for n in ARCHITECTURES if n not in WITHOUT_POSITIONS), each=1)
+)
 def test_positions_that_jump_within_a_document(name: str, pathway: str) -> None:
-    """With a mask of ones attention looks back over the jump, and so does the state; the definition knows no documents."""
+    """With a mask of ones attention looks back over the jump, and so does the state; the definition
+    knows no documents."""
     model, ids = hosted(name, pathway), tokens(2, 9)
     places = torch.tensor([[0, 1, 2, 3, 4, 20, 21, 22, 23]]).expand(2, -1)
     ones = torch.ones_like(ids)
@@ -171,7 +190,12 @@ def test_positions_that_jump_within_a_document(name: str, pathway: str) -> None:
     cache = DynamicCache(config=model.config)
     parts = []
     for at in range(9):  # one token a time there is no document to tell
-        fed = {CACHE: cache, "use_cache": True, "attention_mask": ones[:, : at + 1], "position_ids": places[:, at : at + 1]}
+        fed = {
+            CACHE: cache,
+            "use_cache": True,
+            "attention_mask": ones[:, : at + 1],
+            "position_ids": places[:, at : at + 1],
+        }
         parts.append(logits(model, ids[:, at : at + 1], **fed))
     assert difference(torch.cat(parts, dim=1), whole) < SAME
 
@@ -182,14 +206,20 @@ def test_control_a_state_that_stops_where_positions_jump(monkeypatch: pytest.Mon
     inputs["attention_mask"] = torch.ones_like(ids)
     whole = logits(model, ids, **inputs)
     cut = torch.tensor([[0] * 5 + [1] * 4] * 2)
-    monkeypatch.setattr(forward, "present_states", lambda active, document, *rest: present_states(active, cut, *rest))
+    monkeypatch.setattr(
+        forward,
+        "present_states",
+        lambda active, document, *rest: present_states(active, cut, *rest),
+    )
     assert difference(logits(model, ids, **inputs)[:, 5:], whole[:, 5:]) > CHANGED
 
 
 # --- padding between the tokens of a row
 
 
-def spread_out(rows: list[torch.Tensor], width: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def spread_out(
+    rows: list[torch.Tensor], width: int, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows with padding anywhere between, before and behind their tokens."""
     generator = torch.Generator().manual_seed(seed)
     ids, mask = torch.full((len(rows), width), 13), torch.zeros(len(rows), width, dtype=torch.long)
@@ -230,7 +260,9 @@ def test_padding_in_the_middle_with_every_solver(pathway: str, solver: str) -> N
     found = []
     for each in (undertow.Sequential(), SOLVERS[solver]):
         model = hosted("llama", pathway, solver=each)
-        output = model(ids, attention_mask=mask, labels=labels, use_cache=False, **positions("llama", mask))
+        output = model(
+            ids, attention_mask=mask, labels=labels, use_cache=False, **positions("llama", mask)
+        )
         if solver != "chunked":  # whose gradients are truncated
             output.loss.backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -242,10 +274,14 @@ def test_padding_in_the_middle_with_every_solver(pathway: str, solver: str) -> N
 
 @pytest.mark.parametrize(("name", "pathway"), some(each=2))
 def test_a_second_turn_after_answers_of_different_lengths(name: str, pathway: str) -> None:
-    """Prompts padded on the left, answers on the right and then the next turn, on one cache: padding lies in the middle."""
+    """Prompts padded on the left, answers on the right and then the next turn, on one cache:
+    padding lies in the middle."""
     model = hosted(name, pathway)
     ids, mask = left_padded()
-    ids, mask = torch.cat([ids, tokens(3, 9, seed=4)], dim=1), torch.cat([mask, torch.ones(3, 9, dtype=torch.long)], dim=1)
+    ids, mask = (
+        torch.cat([ids, tokens(3, 9, seed=4)], dim=1),
+        torch.cat([mask, torch.ones(3, 9, dtype=torch.long)], dim=1),
+    )
     mask[0, 12:15] = mask[1, 13:15] = mask[2, 11:14] = mask[0, 17] = 0
     without_windows(name, ids, mask)
     places, cache, parts = positions(name, mask), DynamicCache(config=model.config), []
@@ -253,33 +289,57 @@ def test_a_second_turn_after_answers_of_different_lengths(name: str, pathway: st
         part = {key: value[:, start:stop] for key, value in places.items()}
         fed = {CACHE: cache, "use_cache": True, "attention_mask": mask[:, :stop]}
         parts.append(logits(model, ids[:, start:stop], **part, **fed))
-    assert worst(torch.cat(parts, dim=1), mask, lambda i: logits(model, ids[i][mask[i].bool()][None])) < SAME
+    assert (
+        worst(torch.cat(parts, dim=1), mask, lambda i: logits(model, ids[i][mask[i].bool()][None]))
+        < SAME
+    )
 
 
-def own_mask(mask: torch.Tensor, document: torch.Tensor, start: int, stop: int, keys: int, kind: str) -> torch.Tensor:
+def own_mask(
+    mask: torch.Tensor, document: torch.Tensor, start: int, stop: int, keys: int, kind: str
+) -> torch.Tensor:
     """A 4-D mask of the user's own: causal, without padding, and each document for itself."""
     room = (0, keys - mask.shape[1])
-    known, document = torch.nn.functional.pad(mask.bool(), room), torch.nn.functional.pad(document, room)
+    known, document = (
+        torch.nn.functional.pad(mask.bool(), room),
+        torch.nn.functional.pad(document, room),
+    )
     causal = torch.arange(keys) <= torch.arange(start, stop)[:, None]
     seen = causal & known[:, None] & (document[:, None] == document[:, start:stop, None])
     seen = seen[:, None]
-    return seen if kind == "bool" else torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    return (
+        seen
+        if kind == "bool"
+        else torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    )
 
 
-def own_mask_error(pathway: str, kind: str, cache: str, solver: undertow.solvers.Solver | None = None) -> float:
-    """Two rows with padding, also as the last cached token, and two documents in the second, by a mask of ones own."""
+def own_mask_error(
+    pathway: str, kind: str, cache: str, solver: undertow.solvers.Solver | None = None
+) -> float:
+    """Two rows with padding, also as the last cached token, and two documents in the second, by a
+    mask of ones own."""
     model, ids = hosted("llama", pathway), tokens(2, 12)
     undertow.set_solver(model, prefill=solver)
-    mask = torch.tensor([[0, 1, 1, 0, 1, 1, 0, 0, 1, 0, 1, 1], [1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 1]])
+    mask = torch.tensor(
+        [[0, 1, 1, 0, 1, 1, 0, 0, 1, 0, 1, 1], [1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 1]]
+    )
     document = torch.tensor([[0] * 12, [0] * 7 + [1] * 5])
     places = torch.stack([(m.cumsum(0) - 1).clamp(min=0) for m in mask])
     places[1, 7:] -= places[1, 7].clone()
-    made: Any = StaticCache(model.config, 15) if cache == "static" else DynamicCache(config=model.config)
+    made: Any = (
+        StaticCache(model.config, 15) if cache == "static" else DynamicCache(config=model.config)
+    )
     parts = []
     for start, stop in ((0, 4), (4, 7), (7, 10), (10, 12)):
         keys = 15 if cache == "static" else stop
         given = own_mask(mask[:, :stop], document[:, :stop], start, stop, keys, kind)
-        fed = {CACHE: made, "use_cache": True, "attention_mask": given, "position_ids": places[:, start:stop]}
+        fed = {
+            CACHE: made,
+            "use_cache": True,
+            "attention_mask": given,
+            "position_ids": places[:, start:stop],
+        }
         parts.append(logits(model, ids[:, start:stop], **fed))
     got = torch.cat(parts, dim=1)
     rows = [(0, 0), (1, 0), (1, 1)]
@@ -304,16 +364,22 @@ def test_control_a_mask_read_without_what_is_cached(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("solver", [undertow.Scan(16), undertow.Jacobi(16)])
 @pytest.mark.parametrize("pathway", ["turboconn-3", "t2mlr-middle", "soft-token"])
-def test_a_static_cache_with_padding_and_a_parallel_prefill(pathway: str, solver: undertow.solvers.Solver) -> None:
+def test_a_static_cache_with_padding_and_a_parallel_prefill(
+    pathway: str, solver: undertow.solvers.Solver
+) -> None:
     """Its masks reach as far as it has room, the keys of a sweep as far as the tokens."""
     model, (ids, mask) = hosted("llama", pathway), left_padded()
     want = generate(model, ids, attention_mask=mask)
     undertow.set_solver(model, prefill=solver)
-    assert torch.equal(generate(model, ids, attention_mask=mask, cache_implementation="static"), want)
+    assert torch.equal(
+        generate(model, ids, attention_mask=mask, cache_implementation="static"), want
+    )
     assert own_mask_error(pathway, "float", "static", solver) < SAME
 
 
-def test_control_sweeps_with_masks_for_a_whole_static_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_sweeps_with_masks_for_a_whole_static_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.Tensor, "narrow", lambda self, *where: self)
     with pytest.raises(RuntimeError, match="must match"):
         own_mask_error("t2mlr-middle", "float", "static", undertow.Scan(16))
@@ -338,7 +404,9 @@ def test_a_recurrent_mask_limits_the_recurrence(name: str, pathway: str) -> None
     model, base, ids = hosted(name, pathway), unhosted(name), tokens(3, 11)
     got = logits(model, ids, recurrent_mask=LIMITED)
     with torch.no_grad():
-        naive = reference.rollout(base, PATHWAYS[pathway], recurrent_parameters(model), ids, mask=LIMITED)
+        naive = reference.rollout(
+            base, PATHWAYS[pathway], recurrent_parameters(model), ids, mask=LIMITED
+        )
     assert difference(got, naive) < SAME
     whole = logits(model, ids)
     assert difference(got[1:2], whole[1:2]) < SAME, "a mask of ones is no mask"
@@ -347,14 +415,16 @@ def test_a_recurrent_mask_limits_the_recurrence(name: str, pathway: str) -> None
     assert difference(nowhere, logits(base, ids)) < SAME, "without recurrence it is the base model"
     assert (
         difference(
-            logits(model, ids, recurrent_mask=LIMITED[:1]), logits(model, ids, recurrent_mask=LIMITED[:1].expand(3, -1))
+            logits(model, ids, recurrent_mask=LIMITED[:1]),
+            logits(model, ids, recurrent_mask=LIMITED[:1].expand(3, -1)),
         )
         == 0
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "pathway", "cache"), [c for c in taking_turns(some(each=2), CACHES, each=1) if (c[0], c[2]) not in BROKEN]
+    ("name", "pathway", "cache"),
+    [c for c in taking_turns(some(each=2), CACHES, each=1) if (c[0], c[2]) not in BROKEN],
 )
 def test_generate_takes_a_recurrent_mask(name: str, pathway: str, cache: str) -> None:
     """The mask covers the prompt; what is generated takes part."""
@@ -365,7 +435,9 @@ def test_generate_takes_a_recurrent_mask(name: str, pathway: str, cache: str) ->
     assert difference(decoded, steps(model, ids, new=6, **CACHES[cache])[1]) > CHANGED
 
 
-@pytest.mark.parametrize(("name", "pathway", "search"), taking_turns(some(), ["greedy", "beams"], each=1))
+@pytest.mark.parametrize(
+    ("name", "pathway", "search"), taking_turns(some(), ["greedy", "beams"], each=1)
+)
 def test_padding_and_a_recurrent_mask_together(name: str, pathway: str, search: str) -> None:
     settings = {"num_beams": 3 if search == "beams" else 1}
     model, (ids, mask) = hosted(name, pathway), left_padded()
@@ -412,7 +484,9 @@ def test_generating_from_embeddings_with_a_recurrent_mask(pathway: str) -> None:
 
 
 @pytest.mark.parametrize("pathway", PATHWAYS)
-def test_the_first_forward_of_a_model_attached_without_weights_takes_a_recurrent_mask(pathway: str) -> None:
+def test_the_first_forward_of_a_model_attached_without_weights_takes_a_recurrent_mask(
+    pathway: str,
+) -> None:
     """What a layer's arguments are is learned then, by forwards of the model's own."""
     model, ids = hosted("llama", pathway), tokens(3, 11)
     want = logits(model, ids, recurrent_mask=LIMITED)
@@ -440,16 +514,24 @@ def test_control_padding_that_takes_part(name: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("pathway", PATHWAYS)
-def test_control_states_that_leak_between_documents(pathway: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_states_that_leak_between_documents(
+    pathway: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = hosted("llama", pathway)
     monkeypatch.setattr(forward, "documents", lambda *args: None)
     assert packing_error(model) > CHANGED
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name in {"llama", "bloom", "falcon", "mpt"}])
-def test_control_a_recurrent_mask_that_is_dropped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name in ARCHITECTURES if name in {"llama", "bloom", "falcon", "mpt"}]
+)
+def test_control_a_recurrent_mask_that_is_dropped(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, ids = hosted(name, "turboconn-3"), tokens(3, 11)
     got = logits(model, ids, recurrent_mask=LIMITED)
     active_tokens = forward.active_tokens
-    monkeypatch.setattr(forward, "active_tokens", lambda real, mask, *sizes: active_tokens(real, None, *sizes))
+    monkeypatch.setattr(
+        forward, "active_tokens", lambda real, mask, *sizes: active_tokens(real, None, *sizes)
+    )
     assert difference(logits(model, ids, recurrent_mask=LIMITED), got) > CHANGED

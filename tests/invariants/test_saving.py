@@ -1,4 +1,5 @@
-"""A saved model loads as it was, with PEFT or without; what is damaged or incomplete does not pass in silence."""
+"""A saved model loads as it was, with PEFT or without; what is damaged or incomplete does not pass
+in silence."""
 
 import json
 import os
@@ -38,7 +39,9 @@ from undertow import CheckpointError, files
 from undertow.pathways.t2mlr import GAMMAS
 
 # The two with parameters, in turn.
-TRAINED = [(name, ("turboconn-3", "t2mlr-middle")[index % 2]) for index, name in enumerate(ARCHITECTURES)]
+TRAINED = [
+    (name, ("turboconn-3", "t2mlr-middle")[index % 2]) for index, name in enumerate(ARCHITECTURES)
+]
 WEIGHTS = "model.safetensors"
 
 
@@ -62,7 +65,10 @@ def test_a_saved_model_loads_as_it_was(name: str, pathway: str, tmp_path: Path) 
     assert all(torch.equal(after[key], before[key]) for key in before)
     assert torch.equal(generate(loaded, ids), generate(model, ids))
     loaded.save_pretrained(tmp_path / "again")
-    assert load_file(tmp_path / "again" / WEIGHTS).keys() == load_file(tmp_path / "saved" / WEIGHTS).keys()
+    assert (
+        load_file(tmp_path / "again" / WEIGHTS).keys()
+        == load_file(tmp_path / "saved" / WEIGHTS).keys()
+    )
     assert difference(logits(load(tmp_path / "again"), ids), logits(model, ids)) < ROUNDING
 
 
@@ -70,7 +76,11 @@ def test_a_saved_folder_holds_safetensors_and_a_config_of_its_own(tmp_path: Path
     model = hosted("llama", "turboconn-3")
     model.generation_config.max_new_tokens = 3
     model.save_pretrained(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "generation_config.json", WEIGHTS]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        WEIGHTS,
+    ]
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["model_type"] == "undertow"
     assert config["architectures"] == ["LlamaForCausalLM"]
@@ -106,15 +116,23 @@ def test_saving_over_another_checkpoint_leaves_none_of_its_weights(tmp_path: Pat
     assert not list(tmp_path.parent.glob(".*writing"))
 
 
-@pytest.mark.parametrize(("name", "pathway"), [("llama", "t2mlr-whole"), ("gpt2", "turboconn-3"), ("gemma3", "soft-token")])
+@pytest.mark.parametrize(
+    ("name", "pathway"),
+    [("llama", "t2mlr-whole"), ("gpt2", "turboconn-3"), ("gemma3", "soft-token")],
+)
 def test_loading_in_half_precision(name: str, pathway: str, tmp_path: Path) -> None:
     model, ids = hosted(name, pathway), tokens(2, 9)
     model.save_pretrained(tmp_path)
     half = load(tmp_path, dtype=torch.bfloat16)
     for key, parameter in recurrent_parameters(half).items():
         assert parameter.dtype == (torch.float32 if "gamma" in key else torch.bfloat16), key
-    assert {p.dtype for key, p in half.named_parameters() if "recurrence" not in key} == {torch.bfloat16}
-    for key, parameter in model.named_parameters():  # not its buffers, which loading leaves as they are
+    assert {p.dtype for key, p in half.named_parameters() if "recurrence" not in key} == {
+        torch.bfloat16
+    }
+    for (
+        key,
+        parameter,
+    ) in model.named_parameters():  # not its buffers, which loading leaves as they are
         parameter.data = parameter.data.to(torch.float32 if "gamma" in key else torch.bfloat16)
     before, after = dict(model.named_parameters()), dict(half.named_parameters())
     assert all(torch.equal(after[key], before[key]) for key in before)
@@ -128,7 +146,9 @@ def test_loading_in_half_precision(name: str, pathway: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("name", "pathway"), TRAINED)
-def test_attaching_to_a_loaded_model_keeps_the_papers_initialisation(name: str, pathway: str, tmp_path: Path) -> None:
+def test_attaching_to_a_loaded_model_keeps_the_papers_initialisation(
+    name: str, pathway: str, tmp_path: Path
+) -> None:
     """`from_pretrained` makes up what a checkpoint lacks; the recurrence is not made up."""
     base, ids = unhosted(name), tokens(2, 9)
     base.save_pretrained(tmp_path)
@@ -191,13 +211,19 @@ def test_a_model_class_of_the_users_loads_once_it_is_registered(
 ) -> None:
     AutoConfig.register("own-llama", OwnConfig, exist_ok=True)
     base = unhosted("llama")
-    model = own(own.config_class(**{k: v for k, v in base.config.to_dict().items() if k != "model_type"}))
+    model = own(
+        own.config_class(**{k: v for k, v in base.config.to_dict().items() if k != "model_type"})
+    )
     with pytest.warns(
-        UserWarning, match=rf"call AutoModelForCausalLM\.register\({own.config_class.__name__}, {own.__name__}"
+        UserWarning,
+        match=rf"call AutoModelForCausalLM\.register\({own.config_class.__name__}, {own.__name__}",
     ):
         undertow.attach(model.eval(), PATHWAYS["t2mlr-middle"])
     randomize(model).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=rf"class {own.__name__} is not known; call AutoModelForCausalLM\.register"):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"class {own.__name__} is not known; call AutoModelForCausalLM\.register",
+    ):
         load(tmp_path)
     registered(own.config_class, own)
     with warnings.catch_warnings():
@@ -228,7 +254,9 @@ TARGETS = {
 def adapted(model: PreTrainedModel, name: str) -> Any:
     targets = TARGETS.get(name, ["q_proj", "v_proj"])
     transposed = name == "gpt2"
-    config = LoraConfig(r=4, target_modules=targets, modules_to_save=["recurrence"], fan_in_fan_out=transposed)
+    config = LoraConfig(
+        r=4, target_modules=targets, modules_to_save=["recurrence"], fan_in_fan_out=transposed
+    )
     return get_peft_model(model, config)
 
 
@@ -242,7 +270,9 @@ def test_a_lora_adapter_carries_the_recurrence(name: str, pathway: str, tmp_path
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
+                parameter.add_(
+                    0.1 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+                )
     trained = [key for key, p in model.named_parameters() if p.requires_grad]
     assert trained
     assert all("lora_" in key or ".recurrence.modules_to_save." in key for key in trained)
@@ -253,7 +283,9 @@ def test_a_lora_adapter_carries_the_recurrence(name: str, pathway: str, tmp_path
     with model.disable_adapter():
         assert difference(logits(model, ids), plain) < 1e-4
     model.save_pretrained(tmp_path)
-    assert any("recurrence.pathway" in key for key in load_file(tmp_path / "adapter_model.safetensors"))
+    assert any(
+        "recurrence.pathway" in key for key in load_file(tmp_path / "adapter_model.safetensors")
+    )
 
     fresh = undertow.attach(unhosted(name), PATHWAYS[pathway])
     loaded = PeftModel.from_pretrained(fresh, tmp_path)
@@ -272,7 +304,8 @@ def test_training_through_peft_trains_the_copy_in_use() -> None:
 
 
 def test_an_adapter_does_not_copy_the_model() -> None:
-    """PEFT copies the modules that it saves; the recurrence knows its model, which must not be copied along."""
+    """PEFT copies the modules that it saves; the recurrence knows its model, which must not be
+    copied along."""
     base = hosted("llama", "t2mlr-whole")
     weights = {id(p) for p in base.parameters()}
     model = adapted(base, "llama")
@@ -321,23 +354,32 @@ def test_without_undertow_loading_fails(tmp_path: Path) -> None:
         "    assert not any(name.split('.')[0] == 'undertow' for name in sys.modules)\n"
         "    sys.exit(7)\n"
     )
-    run = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=False
+    )
     assert run.returncode == 7, run.stderr
 
 
 @pytest.mark.parametrize("settings", [{}, {"dtype": torch.bfloat16}, {"dtype": "auto"}])
-@pytest.mark.parametrize(("name", "pathway"), [("llama", "t2mlr-middle"), ("gpt2", "turboconn-3"), ("gemma3", "soft-token")])
+@pytest.mark.parametrize(
+    ("name", "pathway"),
+    [("llama", "t2mlr-middle"), ("gpt2", "turboconn-3"), ("gemma3", "soft-token")],
+)
 def test_the_base_models_own_class_does_not_drop_the_recurrence(
     name: str, pathway: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     model, ids = hosted(name, pathway), tokens(2, 9)
     model.save_pretrained(tmp_path)
-    with pytest.raises(AttributeError, match="load it with AutoModelForCausalLM after import undertow"):
+    with pytest.raises(
+        AttributeError, match="load it with AutoModelForCausalLM after import undertow"
+    ):
         type(model).from_pretrained(tmp_path, **settings)
     undertow.detach(model)
     model.save_pretrained(tmp_path / "base")
     loaded = type(model).from_pretrained(tmp_path / "base", **settings)
-    assert difference(logits(loaded, ids).float(), logits(model, ids)) < 0.3, "control: the base model alone loads"
+    assert difference(logits(loaded, ids).float(), logits(model, ids)) < 0.3, (
+        "control: the base model alone loads"
+    )
 
 
 def scalar_gammas(path: Path) -> None:
@@ -345,7 +387,9 @@ def scalar_gammas(path: Path) -> None:
     weights = load_file(path)
     found = [key for key in weights if key.rpartition(".")[2] in GAMMAS]
     assert len(found) == 2
-    save_file(weights | {key: weights[key].reshape(()) for key in found}, path, metadata={"format": "pt"})
+    save_file(
+        weights | {key: weights[key].reshape(()) for key in found}, path, metadata={"format": "pt"}
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"dtype": torch.bfloat16}])
@@ -355,7 +399,10 @@ def test_weights_whose_gammas_are_scalars_load(settings: dict[str, Any], tmp_pat
     scalar_gammas(folder / WEIGHTS)
     loaded = load(folder, **settings)
     before, after = want.state_dict(), loaded.state_dict()
-    assert all(torch.equal(after[key], before[key]) and after[key].dtype == before[key].dtype for key in before)
+    assert all(
+        torch.equal(after[key], before[key]) and after[key].dtype == before[key].dtype
+        for key in before
+    )
     assert [list(after[key].shape) for key in after if "gamma" in key] == [[1], [1]]
     assert torch.equal(logits(loaded, tokens(2, 9)), logits(want, tokens(2, 9)))
 
@@ -369,7 +416,10 @@ def test_weights_whose_gammas_are_scalars_load(settings: dict[str, Any], tmp_pat
 
 
 def test_an_adapter_whose_gammas_are_scalars_loads(tmp_path: Path) -> None:
-    model, ids = adapted(undertow.attach(unhosted("llama"), PATHWAYS["t2mlr-middle"]), "llama"), tokens(2, 9)
+    model, ids = (
+        adapted(undertow.attach(unhosted("llama"), PATHWAYS["t2mlr-middle"]), "llama"),
+        tokens(2, 9),
+    )
     randomize(model, seed=6)
     model.save_pretrained(tmp_path)
     scalar_gammas(tmp_path / "adapter_model.safetensors")
@@ -386,11 +436,15 @@ def test_a_folder_of_an_earlier_version_loads(tmp_path: Path) -> None:
     assert difference(logits(loaded, tokens(2, 9)), logits(model, tokens(2, 9))) < ROUNDING
 
 
-@pytest.mark.parametrize("lacking", ["recurrence", "recurrence.pathway.up.0.bias", "lm_head", "layers.2.mlp"])
+@pytest.mark.parametrize(
+    "lacking", ["recurrence", "recurrence.pathway.up.0.bias", "lm_head", "layers.2.mlp"]
+)
 def test_a_folder_without_some_of_the_weights(lacking: str, tmp_path: Path) -> None:
     """The library alone would make them up, with a warning."""
     _, folder = saved(tmp_path)
-    weights = {key: value for key, value in load_file(folder / WEIGHTS).items() if lacking not in key}
+    weights = {
+        key: value for key, value in load_file(folder / WEIGHTS).items() if lacking not in key
+    }
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"lacks [0-9]+ weights"):
         load(folder)
@@ -429,7 +483,9 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
         lambda config: config.update(recurrence=3),
     ],
 )
-def test_a_config_that_describes_no_hosted_model(change: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
+def test_a_config_that_describes_no_hosted_model(
+    change: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
     _, folder = saved(tmp_path)
     edit_config(folder, change)
     with pytest.raises(CheckpointError, match="does not describe a hosted model"):
@@ -441,12 +497,16 @@ def test_a_config_that_describes_no_hosted_model(change: Callable[[dict[str, Any
     [
         lambda config: config["recurrence"].update(rank=7),
         lambda config: config["recurrence"].update(connections=[[3, 0]]),
-        lambda config: config.update(recurrence={"kind": "t2mlr", "first_layer": 1, "last_layer": 2}),
+        lambda config: config.update(
+            recurrence={"kind": "t2mlr", "first_layer": 1, "last_layer": 2}
+        ),
         lambda config: config["recurrence"].update(connections=[[9, 0]]),
     ],
     ids=["rank", "connections", "kind", "outside"],
 )
-def test_the_config_of_another_recurrence(change: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
+def test_the_config_of_another_recurrence(
+    change: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
     _, folder = saved(tmp_path)
     edit_config(folder, change)
     with pytest.raises(CheckpointError):
@@ -491,7 +551,11 @@ def interrupt(after: int, action: Callable[[], None], monkeypatch: pytest.Monkey
     monkeypatch.setattr(Path, "write_text", spoil(Path.write_text))
     monkeypatch.setattr(os, "replace", spoil(os.replace))
     monkeypatch.setattr(files, "_exchange", spoil(files._exchange))
-    monkeypatch.setattr(transformers.modeling_utils, "safe_save_file", spoil(transformers.modeling_utils.safe_save_file))
+    monkeypatch.setattr(
+        transformers.modeling_utils,
+        "safe_save_file",
+        spoil(transformers.modeling_utils.safe_save_file),
+    )
 
 
 def no_space() -> None:
@@ -500,7 +564,9 @@ def no_space() -> None:
 
 # A save writes the weights, writes and renames the config, and exchanges the folders.
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
-def test_a_full_disk_leaves_the_old_checkpoint(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_checkpoint(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, folder = saved(tmp_path)
     new = randomize(hosted("llama", "turboconn-3"), seed=8)
     with monkeypatch.context() as patch:
@@ -514,7 +580,9 @@ def test_a_full_disk_leaves_the_old_checkpoint(after: int, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4, None])
-def test_a_killed_save_leaves_a_whole_checkpoint(after: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_save_leaves_a_whole_checkpoint(
+    after: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The old one up to the moment when the folders are exchanged, and the new one from then on."""
     old, folder = saved(tmp_path)
     new = randomize(hosted("llama", "turboconn-3"), seed=8)
@@ -524,7 +592,9 @@ def test_a_killed_save_leaves_a_whole_checkpoint(after: int | None, tmp_path: Pa
             if after is None:  # after the exchange, before the old folder is gone
                 exchange = files._exchange
                 monkeypatch.setattr(
-                    files, "_exchange", lambda *paths: (exchange(*paths), os.kill(os.getpid(), signal.SIGKILL))
+                    files,
+                    "_exchange",
+                    lambda *paths: (exchange(*paths), os.kill(os.getpid(), signal.SIGKILL)),
                 )
             else:
                 interrupt(after, lambda: os.kill(os.getpid(), signal.SIGKILL), monkeypatch)
@@ -539,7 +609,9 @@ def test_a_killed_save_leaves_a_whole_checkpoint(after: int | None, tmp_path: Pa
     assert survivors == [new if after is None else old]
     new.save_pretrained(folder)
     assert difference(logits(load(folder), ids), logits(new, ids)) < ROUNDING
-    assert [path.name for path in tmp_path.iterdir()] == ["saved"], "what the killed save left behind is gone"
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"], (
+        "what the killed save left behind is gone"
+    )
 
 
 @pytest.mark.parametrize("exchanges", [True, False], ids=["at once", "by two renames"])
@@ -549,7 +621,11 @@ def test_an_interrupted_save_of_shards_leaves_a_whole_checkpoint(
 ) -> None:
     if not exchanges:
         monkeypatch.setattr(files.ctypes, "CDLL", lambda *args, **kwargs: None)
-    old, new, ids = hosted("llama", "turboconn-3"), hosted("llama", "turboconn-3", seed=1), tokens(2, 9)
+    old, new, ids = (
+        hosted("llama", "turboconn-3"),
+        hosted("llama", "turboconn-3", seed=1),
+        tokens(2, 9),
+    )
     old.save_pretrained(tmp_path, max_shard_size="40KB")
     with monkeypatch.context() as patch:
         interrupt(after, no_space, patch)
@@ -562,7 +638,9 @@ def test_an_interrupted_save_of_shards_leaves_a_whole_checkpoint(
     assert (tmp_path / "notes.txt").read_text() == "kept", "what a save does not write stays"
 
 
-def test_two_renames_of_which_the_second_fails_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_renames_of_which_the_second_fails_are_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, folder = saved(tmp_path)
     rename = os.rename
 
@@ -600,5 +678,8 @@ def test_control_the_library_makes_up_what_a_base_checkpoint_lacks(tmp_path: Pat
             del module._is_hf_initialized
     before = [p.detach().clone() for p in recurrent_parameters(model).values()]
     model.init_weights()
-    assert any(not torch.equal(p, old) for p, old in zip(recurrent_parameters(model).values(), before, strict=True))
+    assert any(
+        not torch.equal(p, old)
+        for p, old in zip(recurrent_parameters(model).values(), before, strict=True)
+    )
     assert isinstance(model.model.recurrence, nn.Module)

@@ -40,7 +40,11 @@ def test_released_shape_and_layout() -> None:
         model = HuginnForCausalLM(HuginnConfig())
     assert sum(parameter.numel() for parameter in model.parameters()) == 3_564_976_800
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    core = {name.removeprefix("transformer.core_block.3."): s for name, s in shapes.items() if ".core_block.3." in name}
+    core = {
+        name.removeprefix("transformer.core_block.3."): s
+        for name, s in shapes.items()
+        if ".core_block.3." in name
+    }
     assert core == {
         **{f"norm_{i}.weight": [5280] for i in range(1, 5)},
         "attn.Wqkv.weight": [15840, 5280],
@@ -52,14 +56,20 @@ def test_released_shape_and_layout() -> None:
     assert shapes["transformer.wte.weight"] == shapes["lm_head.weight"] == [65536, 5280]
     assert shapes["transformer.adapter.weight"] == [5280, 10560]
     assert shapes["freqs_cis"] == [1, 4096, 1, 48, 2]
-    blocks = [f"{part}.{i}." for part, n in (("prelude", 2), ("core_block", 4), ("coda", 2)) for i in range(n)]
+    blocks = [
+        f"{part}.{i}."
+        for part, n in (("prelude", 2), ("core_block", 4), ("coda", 2))
+        for i in range(n)
+    ]
     assert len(shapes) == 9 * len(blocks) + 5
     assert model.config.expected_depth == 132
 
 
 def test_initialisation_is_scaled() -> None:
     torch.manual_seed(0)
-    config = HuginnConfig(n_embd=160, n_heads=4, intermediate_size=300, vocab_size=512, block_size=8)
+    config = HuginnConfig(
+        n_embd=160, n_heads=4, intermediate_size=300, vocab_size=512, block_size=8
+    )
     model = HuginnForCausalLM(config)
     std = (2 / (5 * 160)) ** 0.5
     cut = 0.9866  # what a cut at three standard deviations leaves of one
@@ -90,24 +100,32 @@ def test_gradient_through_the_last_iterations_in_either_mode(training: bool) -> 
     assert all(torch.equal(p.grad, found[name]) for name, p in model.named_parameters())
     model.zero_grad()
     model(tokens, labels=tokens, depth=(0, 5)).loss.backward()
-    assert not torch.allclose(model.transformer["adapter"].weight.grad, found["transformer.adapter.weight"])
+    assert not torch.allclose(
+        model.transformer["adapter"].weight.grad, found["transformer.adapter.weight"]
+    )
     model.zero_grad()
     model.gradient_checkpointing_enable()
     model(tokens, labels=tokens, depth=5, use_cache=False).loss.backward()
-    assert all(torch.allclose(p.grad, found[name], atol=1e-6) for name, p in model.named_parameters())
+    assert all(
+        torch.allclose(p.grad, found[name], atol=1e-6) for name, p in model.named_parameters()
+    )
 
 
 @pytest.mark.parametrize("learning", [False, True])
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_packed_document_is_read_as_it_is_alone(rows: int, learning: bool) -> None:
     model, first, second = small(), ids(rows, 5), ids(rows, 7, seed=3)
-    packed, positions = torch.cat([first, second], dim=1), torch.cat([torch.arange(5), torch.arange(7)])[None]
+    packed, positions = (
+        torch.cat([first, second], dim=1),
+        torch.cat([torch.arange(5), torch.arange(7)])[None],
+    )
     with torch.set_grad_enabled(learning):
         together = model(packed, position_ids=positions).logits.detach()
         for found, document in ((together[:, :5], first), (together[:, 5:], second)):
             alone = model(document).logits.detach()
             assert float((found - alone).abs().max() / alone.std()) < 1e-4
-        # Controls: one document of all tokens, and positions that start again beside a mask, which says what is seen.
+        # Controls: one document of all tokens, and positions that start again beside a mask, which
+        # says what is seen.
         alone = model(second).logits.detach()
         for inputs in ({}, {"position_ids": positions, "attention_mask": torch.ones_like(packed)}):
             other = model(packed, **inputs).logits.detach()[:, 5:]
@@ -118,7 +136,9 @@ def test_packed_documents_with_exits_and_caches() -> None:
     model, tokens = small(), ids(1, 12)
     positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
     with torch.no_grad():
-        found = model(tokens, position_ids=positions, exit_rule=LatentDifference(1e-9), depth=6).logits[:, 5:]
+        found = model(
+            tokens, position_ids=positions, exit_rule=LatentDifference(1e-9), depth=6
+        ).logits[:, 5:]
         alone = model(tokens[:, 5:], depth=6).logits
         assert float((found - alone).abs().max() / alone.std()) < 1e-4
         with pytest.raises(DataError, match="set use_cache=False"):
@@ -132,7 +152,9 @@ def test_packed_documents_with_exits_and_caches() -> None:
 def test_labels_are_shifted() -> None:
     model, tokens = small(), ids(2, 7)
     output = model(tokens, labels=tokens, depth=3)
-    expected = torch.nn.functional.cross_entropy(output.logits[:, :-1].reshape(-1, VOCAB), tokens[:, 1:].reshape(-1))
+    expected = torch.nn.functional.cross_entropy(
+        output.logits[:, :-1].reshape(-1, VOCAB), tokens[:, 1:].reshape(-1)
+    )
     assert torch.allclose(output.loss, expected)
 
 
@@ -167,7 +189,9 @@ def test_bf16_keeps_positions_exact() -> None:
     assert float((blurred - sharp).abs().max() / sharp.std()) < 0.3
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod._original_module.", "module._fsdp_wrapped_module.", ""])
+@pytest.mark.parametrize(
+    "prefix", ["_orig_mod._original_module.", "module._fsdp_wrapped_module.", ""]
+)
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_import_strips_training_prefixes(tmp_path: Path, prefix: str, suffix: str) -> None:
     model, tokens = small(), ids(1, 4)
@@ -191,7 +215,9 @@ def test_import_refuses_what_does_not_fit(tmp_path: Path) -> None:
 
     name = "transformer.adapter.weight"
     attempt({k: v for k, v in weights.items() if k != name}, f"lacks {name}")
-    attempt(weights | {name: torch.zeros(32, 32)}, r"shape \[32, 32\] in the checkpoint and \[32, 64\]")
+    attempt(
+        weights | {name: torch.zeros(32, 32)}, r"shape \[32, 32\] in the checkpoint and \[32, 64\]"
+    )
     attempt(weights | {"transformer.extra": torch.zeros(1)}, "holds transformer.extra")
     attempt(weights | {"lm_head.weight": weights["lm_head.weight"] + 1}, "tie_embeddings")
     attempt(weights | {f"module.{name}": weights[name].clone()}, "twice")
@@ -233,7 +259,9 @@ def test_mistakes() -> None:
     ],
 )
 def test_config_refuses_what_makes_no_model(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{name.replace('num_attention', 'n')} is {value!r}; use a whole number"):
+    with pytest.raises(
+        ConfigError, match=f"{name.replace('num_attention', 'n')} is {value!r}; use a whole number"
+    ):
         HuginnConfig(**{name: value})
 
 
@@ -303,7 +331,11 @@ def test_reads_a_config_in_the_public_layout(tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(public), encoding="utf-8")
     config = AutoConfig.from_pretrained(tmp_path)
-    assert type(config) is HuginnConfig and (config.head_dim, config.num_key_value_heads, config.n_layers) == (96, 2, 8)
+    assert type(config) is HuginnConfig and (
+        config.head_dim,
+        config.num_key_value_heads,
+        config.n_layers,
+    ) == (96, 2, 8)
     config.save_pretrained(tmp_path / "again")
     again = AutoConfig.from_pretrained(tmp_path / "again")
     assert again.to_dict() | {"_name_or_path": config._name_or_path} == config.to_dict()
@@ -325,7 +357,14 @@ def test_forward_refuses_what_it_does_not_read() -> None:
     with pytest.raises(ConfigError, match="output_hidden_states"):
         model.generate(tokens, max_new_tokens=1, output_hidden_states=True)
     with torch.no_grad():
-        found = model(tokens, depth=2, output_hidden_states=False, output_attentions=None, return_dict=True, num_steps=None)
+        found = model(
+            tokens,
+            depth=2,
+            output_hidden_states=False,
+            output_attentions=None,
+            return_dict=True,
+            num_steps=None,
+        )
         assert torch.equal(found.logits, model(tokens, depth=2).logits)
     assert model.generate(tokens, max_new_tokens=2, output_attentions=False, depth=2).shape[1] > 4
 
@@ -335,7 +374,10 @@ def test_loading_refuses_weights_that_do_not_fit(tmp_path: Path, tied: bool) -> 
     model, name = small(seed=4, tie_embeddings=tied), "transformer.adapter.weight"
     model.save_pretrained(tmp_path)
     loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not info["missing_keys"] and (loaded.lm_head.weight is loaded.transformer["wte"].weight) == tied
+    assert (
+        not info["missing_keys"]
+        and (loaded.lm_head.weight is loaded.transformer["wte"].weight) == tied
+    )
     assert all(torch.equal(p, loaded.get_parameter(key)) for key, p in model.named_parameters())
     weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
 
@@ -347,10 +389,17 @@ def test_loading_refuses_weights_that_do_not_fit(tmp_path: Path, tied: bool) -> 
     attempt({k: v for k, v in weights.items() if k != name}, f"lacks {name}")
     attempt(weights | {"transformer.extra": torch.zeros(1)}, r"holds transformer\.extra, which")
     attempt({f"_orig_mod.{k}": v for k, v in weights.items()}, r"holds _orig_mod\.")
-    attempt(weights | {name: torch.zeros(32, 32)}, rf"holds {name} of shape \[32, 32\], which is \[32, 64\]")
+    attempt(
+        weights | {name: torch.zeros(32, 32)},
+        rf"holds {name} of shape \[32, 32\], which is \[32, 64\]",
+    )
     if not tied:
         attempt({k: v for k, v in weights.items() if k != "lm_head.weight"}, "lacks lm_head")
-    save_file(weights | {name: torch.zeros(32, 32)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        weights | {name: torch.zeros(32, 32)},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     AutoModelForCausalLM.from_pretrained(tmp_path, ignore_mismatched_sizes=True)
 
 
@@ -363,5 +412,7 @@ def test_import_drops_second_copies_and_unpickles_nothing(tmp_path: Path) -> Non
         loaded = import_huginn(tmp_path / "w.pth", model.config).eval()
         assert torch.equal(loaded(tokens, depth=2).logits, model(tokens, depth=2).logits)
     torch.save({"model": weights, "config": types.SimpleNamespace(n_embd=32)}, tmp_path / "w.pth")
-    with pytest.raises(CheckpointError, match=r'nothing is unpickled.* re-save only .* state\["model"\]$'):
+    with pytest.raises(
+        CheckpointError, match=r'nothing is unpickled.* re-save only .* state\["model"\]$'
+    ):
         import_huginn(tmp_path / "w.pth", model.config)

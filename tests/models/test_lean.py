@@ -13,7 +13,9 @@ from undertow.models.huginn import passes
 from undertow.models.huginn.lean import LeanBlock, bind
 
 
-def logits(lean: bool, monkeypatch: pytest.MonkeyPatch, rows: int = 1, **inputs: object) -> torch.Tensor:
+def logits(
+    lean: bool, monkeypatch: pytest.MonkeyPatch, rows: int = 1, **inputs: object
+) -> torch.Tensor:
     """Of a prompt and three more tokens through the cache."""
     model, tokens, cache = small(), ids(rows, 8), DepthCache()
     found = []
@@ -26,11 +28,17 @@ def logits(lean: bool, monkeypatch: pytest.MonkeyPatch, rows: int = 1, **inputs:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("inputs", [{"depth": 9}, {"depth": 12, "exit_rule": LatentDifference(0.12)}])
-def test_equals_the_block(rows: int, inputs: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "inputs", [{"depth": 9}, {"depth": 12, "exit_rule": LatentDifference(0.12)}]
+)
+def test_equals_the_block(
+    rows: int, inputs: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fast, slow = (logits(lean, monkeypatch, rows, **inputs) for lean in (True, False))
     assert torch.allclose(fast, slow, atol=2e-5)
-    assert not torch.allclose(fast, logits(True, monkeypatch, rows, depth=2), atol=1e-2)  # the depth counts
+    assert not torch.allclose(
+        fast, logits(True, monkeypatch, rows, depth=2), atol=1e-2
+    )  # the depth counts
 
 
 def test_without_bias_and_padded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,16 +47,21 @@ def test_without_bias_and_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         fast = model(tokens, attention_mask=mask, depth=5).logits[mask.bool()]
         monkeypatch.setattr(passes, "bind", lambda block, hidden: block)
-        assert torch.allclose(fast, model(tokens, attention_mask=mask, depth=5).logits[mask.bool()], atol=2e-5)
+        assert torch.allclose(
+            fast, model(tokens, attention_mask=mask, depth=5).logits[mask.bool()], atol=2e-5
+        )
 
 
 def test_steps_aside() -> None:
-    """Where gradients, another precision, a hook or an adapter want the block itself, it is the block that runs."""
+    """Where gradients, another precision, a hook or an adapter want the block itself, it is the
+    block that runs."""
     block, hidden = copy.deepcopy(small().blocks("core_block")[0]), torch.zeros(1, 1, 32)
     assert bind(block, hidden) is block
     with torch.no_grad():
         assert isinstance(bind(block, hidden), LeanBlock)
-        assert not isinstance(bind(copy.deepcopy(block).to(torch.bfloat16), hidden.bfloat16()), LeanBlock)
+        assert not isinstance(
+            bind(copy.deepcopy(block).to(torch.bfloat16), hidden.bfloat16()), LeanBlock
+        )
         with torch.autocast("cpu", torch.bfloat16):
             assert bind(block, hidden) is block
         handle = block.mlp.fc.register_forward_hook(lambda module, inputs, output: None)

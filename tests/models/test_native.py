@@ -1,4 +1,5 @@
-"""The LSTM and pause tokens: padding changes nothing, they save and load, and recipes train them."""
+"""The LSTM and pause tokens: padding changes nothing, they save and load, and recipes train
+them."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,13 @@ IDS = torch.randint(2, 30, (2, 9), generator=torch.Generator().manual_seed(1))
 
 def lstm() -> Any:
     torch.manual_seed(0)
-    config = LSTMConfig(vocab_size=zoo.VOCAB, hidden_size=16, num_hidden_layers=2, pad_token_id=0, initializer_range=1.0)
+    config = LSTMConfig(
+        vocab_size=zoo.VOCAB,
+        hidden_size=16,
+        num_hidden_layers=2,
+        pad_token_id=0,
+        initializer_range=1.0,
+    )
     return LSTMForCausalLM(config).eval()
 
 
@@ -70,12 +77,16 @@ def test_a_token_sees_none_that_follow(name: str) -> None:
 def test_generated_text_is_that_of_whole_forwards(name: str) -> None:
     model = MODELS[name]()
     ids = IDS[:1, :4]
-    text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False, use_cache=True)
+    text = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False, use_cache=True
+    )
     for end in range(4, text.shape[1]):
         assert text[0, end] == logits(model, text[:, :end])[0, -1].argmax()
 
 
-@pytest.mark.parametrize("make", [*MODELS.values(), lambda: paused(tied=True)], ids=[*MODELS, "tied"])
+@pytest.mark.parametrize(
+    "make", [*MODELS.values(), lambda: paused(tied=True)], ids=[*MODELS, "tied"]
+)
 def test_saved_and_loaded_it_is_the_same(make: Any, tmp_path: Path) -> None:
     model = make()
     model.save_pretrained(tmp_path)
@@ -89,12 +100,15 @@ def test_the_loss_is_the_shifted_cross_entropy() -> None:
     for make in MODELS.values():
         model = make()
         found = model(input_ids=IDS, labels=IDS).loss
-        expected = torch.nn.functional.cross_entropy(logits(model, IDS)[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
+        expected = torch.nn.functional.cross_entropy(
+            logits(model, IDS)[:, :-1].flatten(0, 1), IDS[:, 1:].flatten()
+        )
         assert float(found.detach()) == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_a_pause_is_a_token_of_the_base_model() -> None:
-    """Against the base model on a sequence whose pauses are written out as the last token of its vocabulary."""
+    """Against the base model on a sequence whose pauses are written out as the last token of its
+    vocabulary."""
     model = paused()
     with torch.no_grad():
         model.base.get_input_embeddings().weight[zoo.VOCAB - 1] = model.pause
@@ -103,7 +117,9 @@ def test_a_pause_is_a_token_of_the_base_model() -> None:
     assert model.num_parameters() == model.base.num_parameters() + 32
 
 
-@pytest.mark.parametrize("changes", [{"architecture": "lstm"}, {"pauses": 1}], ids=["lstm", "pauses"])
+@pytest.mark.parametrize(
+    "changes", [{"architecture": "lstm"}, {"pauses": 1}], ids=["lstm", "pauses"]
+)
 def test_recipes_train_them(changes: dict[str, Any], tmp_path: Path) -> None:
     recipe = tiny.recipe(tmp_path, model=changes)
     folder = train(recipe, seed=0)
@@ -111,7 +127,9 @@ def test_recipes_train_them(changes: dict[str, Any], tmp_path: Path) -> None:
     start, _ = build(recipe, seed=0)
     assert isinstance(loaded, LSTMForCausalLM | PauseForCausalLM) and type(loaded) is type(start)
     ids = torch.tensor([[3, 4, 4, 5]])
-    assert not torch.allclose(logits(loaded, ids), logits(start.eval(), ids), atol=1e-3), "nothing was learnt"
+    assert not torch.allclose(logits(loaded, ids), logits(start.eval(), ids), atol=1e-3), (
+        "nothing was learnt"
+    )
 
 
 def test_neither_takes_a_recurrence(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""A pathway of one's own: every solver equals the rollout with it, and one that breaks the contract is refused by name."""
+"""A pathway of one's own: every solver equals the rollout with it, and one that breaks the contract
+is refused by name."""
 
 from typing import Any
 
@@ -23,7 +24,9 @@ TO_THE_END: list[Solver] = [
 ]
 
 
-def outcome(model: Any, solver: Solver, ids: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def outcome(
+    model: Any, solver: Solver, ids: torch.Tensor, **inputs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and the pathway's gradients."""
     undertow.set_solver(model, solver)
     model.zero_grad()
@@ -38,7 +41,9 @@ def gaps(lag: int, solver: Solver) -> tuple[float, float]:
     model, ids = leaky(lag), tokens(2, TOKENS)
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
-    want, got = (outcome(model, each, ids, attention_mask=mask) for each in (undertow.Sequential(), solver))
+    want, got = (
+        outcome(model, each, ids, attention_mask=mask) for each in (undertow.Sequential(), solver)
+    )
     seen = mask.bool()
     return difference(got[0][seen], want[0][seen]), difference(got[1], want[1])
 
@@ -53,7 +58,9 @@ def test_every_solver_run_to_its_end_equals_the_rollout(solver: Solver, lag: int
 
 def test_control_a_scan_that_ignores_the_state_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     model = leaky()
-    monkeypatch.setattr(LeakyPathway, "scan", lambda self, readings, initial, present: self.update(readings, None))
+    monkeypatch.setattr(
+        LeakyPathway, "scan", lambda self, readings, initial, present: self.update(readings, None)
+    )
     ids = tokens(2, TOKENS)
     want, got = (outcome(model, each, ids) for each in (undertow.Sequential(), TO_THE_END[0]))
     assert difference(got[0], want[0]) > 10 * SAME
@@ -117,10 +124,16 @@ BROKEN = {
     "Altered.write gives a token something else alone": altered(write=along_tokens),
     "Altered.write gives a token something else alone than": altered(write=minus_mean_row),
     "Altered.update changes its readings in place": altered(update=in_place),
-    "Altered.write changes the residual stream in place": altered(write=lambda self, site, hidden, state: hidden.mul_(0.9)),
+    "Altered.write changes the residual stream in place": altered(
+        write=lambda self, site, hidden, state: hidden.mul_(0.9)
+    ),
     "Altered.read gives a tuple": altered(read=lambda self, site, hidden: (hidden, hidden)),
-    "Altered.write gives torch.float64": altered(write=lambda self, site, hidden, state: hidden.double()),
-    "Altered.scan gives other states than update": altered(scan=lambda self, r, i, p: self.update(r, None)),
+    "Altered.write gives torch.float64": altered(
+        write=lambda self, site, hidden, state: hidden.double()
+    ),
+    "Altered.scan gives other states than update": altered(
+        scan=lambda self, r, i, p: self.update(r, None)
+    ),
     "Altered.scan gives other states than update, .* beside initial": altered(scan=without_initial),
     "Altered.scan gives other states than .* padding": altered(scan=without_gates),
     "Altered.scan gives the initial states another gradient": altered(scan=cut_from_the_past),
@@ -131,10 +144,16 @@ BROKEN = {
     r"Altered.update gives other states for no state \(None\)": altered(
         update=lambda self, r, s: r[0] if s is None else 0.5 * r[0] + s
     ),
-    "Altered.update gives other states for all tokens at once": altered(update=averaged, scan=scan_by_update),
+    "Altered.update gives other states for all tokens at once": altered(
+        update=averaged, scan=scan_by_update
+    ),
     "Altered.update gives a row other states beside another": altered(update=across_rows),
-    r"Altered.update gives states of shape \[2, 7, 3\]": altered(update=lambda self, r, s: r[0][..., :3]),
-    r"Altered.guess gives states of shape \[2, 7, 3\]": altered(guess=lambda self, r: r[0][..., :3]),
+    r"Altered.update gives states of shape \[2, 7, 3\]": altered(
+        update=lambda self, r, s: r[0][..., :3]
+    ),
+    r"Altered.guess gives states of shape \[2, 7, 3\]": altered(
+        guess=lambda self, r: r[0][..., :3]
+    ),
 }
 
 
@@ -147,7 +166,9 @@ def test_a_pathway_that_breaks_the_contract_is_refused_by_what_differs(problem: 
 
 
 @pytest.mark.parametrize("problem", [problem for problem in BROKEN if "shape" not in problem])
-def test_control_without_the_trial_it_is_attached(problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_without_the_trial_it_is_attached(
+    problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(learning, "check_pathway", lambda *inputs: None)
     undertow.attach(unhosted("llama"), BROKEN[problem])
 
@@ -162,7 +183,9 @@ def test_control_without_the_trial_it_is_attached(problem: str, monkeypatch: pyt
         ({2}, set(), "writes nowhere"),
     ],
 )
-def test_sites_that_no_solver_comes_by_are_refused(reads: set[int], writes: set[int], problem: str) -> None:
+def test_sites_that_no_solver_comes_by_are_refused(
+    reads: set[int], writes: set[int], problem: str
+) -> None:
     def __init__(self: Any, lag: int, width: int) -> None:
         LeakyPathway.__init__(self, lag, width)
         self.reads, self.writes = frozenset(reads), frozenset(writes)

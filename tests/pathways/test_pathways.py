@@ -1,4 +1,5 @@
-"""The pathways as the papers describe them: parameters, wirings, initial values, equations, and what is refused."""
+"""The pathways as the papers describe them: parameters, wirings, initial values, equations, and
+what is refused."""
 
 import math
 from typing import Any
@@ -86,7 +87,8 @@ SHAPES: dict[str, tuple[Any, Any]] = {
         ),
     ),
 }
-# Trainable parameters: connections and LoRA of rank 120 on all linear layers; LoRA of rank 140 alone.
+# Trainable parameters: connections and LoRA of rank 120 on all linear layers; LoRA of rank 140
+# alone.
 TRAINABLE = {
     "llama-3.2-1b": (91_946_760, 98_631_680),
     "llama-3.1-8b": (358_999_320, 367_001_600),
@@ -97,7 +99,9 @@ TRAINABLE = {
 @pytest.mark.parametrize("name", WIRINGS)
 def test_presets_are_the_papers_wirings(name: str) -> None:
     preset = TurboConn.preset(name)
-    expected = {(source, destination) for source, found in WIRINGS[name].items() for destination in found}
+    expected = {
+        (source, destination) for source, found in WIRINGS[name].items() for destination in found
+    }
     assert set(preset.connections) == expected
     assert len(preset.connections) == PUBLISHED[name]
     assert (preset.lag, preset.alpha, preset.rank) == (4, 100.0, 120)
@@ -118,7 +122,9 @@ def test_presets_have_the_papers_number_of_trainable_parameters(name: str) -> No
     undertow.attach(model, TurboConn.preset(name))
     connections = count(model.model.recurrence)
     assert {parameter.device.type for parameter in model.model.recurrence.parameters()} == {"meta"}
-    assert connections == PUBLISHED[name] * (2 * 120 * config.hidden_size + 120 + config.hidden_size)
+    assert connections == PUBLISHED[name] * (
+        2 * 120 * config.hidden_size + 120 + config.hidden_size
+    )
     assert (120 * per_rank + connections, 140 * per_rank) == TRAINABLE[name]
 
 
@@ -135,9 +141,14 @@ def test_turboconn_starts_as_nothing_and_can_learn() -> None:
 
 
 def test_turboconn_reads_states_of_any_size_alike_if_it_normalises() -> None:
-    plain, normal = (of(TurboConn(CONNECTIONS, rank=6, normalize=each).build(4, 32)).double() for each in (False, True))
+    plain, normal = (
+        of(TurboConn(CONNECTIONS, rank=6, normalize=each).build(4, 32)).double()
+        for each in (False, True)
+    )
     hidden = torch.randn(2, 3, 32, dtype=torch.double)
-    torch.testing.assert_close(normal.read(3, 1000 * hidden), normal.read(3, hidden), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        normal.read(3, 1000 * hidden), normal.read(3, hidden), rtol=1e-6, atol=1e-6
+    )
     assert not torch.allclose(plain.read(3, 1000 * hidden), plain.read(3, hidden))
 
 
@@ -164,7 +175,9 @@ def test_t2mlr_starts_as_the_paper_says() -> None:
         xavier = gain * math.sqrt(2 / (128 + 64))
         for gate in pathway.gates.weight.detach().chunk(2):
             assert float(gate.std()) == pytest.approx(xavier, rel=0.05)
-        assert float(pathway.project.weight.detach().std()) == pytest.approx(1 / math.sqrt(3 * 64), rel=0.05)
+        assert float(pathway.project.weight.detach().std()) == pytest.approx(
+            1 / math.sqrt(3 * 64), rel=0.05
+        )
         assert pathway.project.bias is None
         assert (pathway.lag, pathway.first_layer, pathway.stop_layer) == (1, 1, 3)
 
@@ -189,9 +202,16 @@ def test_the_fusion_is_the_papers_equation() -> None:
     pathway = random_t2mlr()
     h, state = torch.randn(2, 2, 3, 16, dtype=torch.double).unbind()
     p = pathway.project(state)
-    recurrent = torch.sigmoid(torch.cat([h, p], -1) @ pathway.gates.weight[:16].T + pathway.gates.bias[:16])
-    current = torch.sigmoid(torch.cat([h, p], -1) @ pathway.gates.weight[16:].T + pathway.gates.bias[16:])
-    want = torch.tanh(pathway.gamma_recurrent) * recurrent * p + torch.tanh(pathway.gamma_current) * current * h
+    recurrent = torch.sigmoid(
+        torch.cat([h, p], -1) @ pathway.gates.weight[:16].T + pathway.gates.bias[:16]
+    )
+    current = torch.sigmoid(
+        torch.cat([h, p], -1) @ pathway.gates.weight[16:].T + pathway.gates.bias[16:]
+    )
+    want = (
+        torch.tanh(pathway.gamma_recurrent) * recurrent * p
+        + torch.tanh(pathway.gamma_current) * current * h
+    )
     torch.testing.assert_close(pathway.write(0, h, state), want)
 
 
@@ -199,7 +219,9 @@ def test_the_state_is_normalised() -> None:
     y, state = torch.randn(2, 2, 3, 16, dtype=torch.double).unbind()
     for pathway in (random_t2mlr(), random_t2mlr(norm="clamped")):
         new = pathway.update([y], state)
-        torch.testing.assert_close(new.pow(2).mean(-1), torch.ones(2, 3, dtype=torch.double), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            new.pow(2).mean(-1), torch.ones(2, 3, dtype=torch.double), rtol=1e-4, atol=1e-4
+        )
         torch.testing.assert_close(new, pathway.update([y + state], None))
 
 
@@ -221,13 +243,17 @@ def test_the_clamped_norms_scale_is_a_constant_in_the_backward_pass() -> None:
     (gradient,) = torch.autograd.grad((new * direction).sum(), y)
     torch.testing.assert_close(gradient[0, 0], direction * (new / y).mean().detach())
     (other,) = torch.autograd.grad((random_t2mlr().update([y], None) * direction).sum(), y)
-    assert float((other * y.detach()).sum()) == pytest.approx(0, abs=1e-4), "a true norm does not feel the length of y"
+    assert float((other * y.detach()).sum()) == pytest.approx(0, abs=1e-4), (
+        "a true norm does not feel the length of y"
+    )
     assert abs(float((gradient * y.detach()).sum())) > 0.1
 
 
 @pytest.mark.parametrize("norm", ["rms", "clamped"])
 @pytest.mark.parametrize("detached", [False, True])
-def test_a_detached_residual_carries_no_gradient_and_the_same_value(detached: bool, norm: str) -> None:
+def test_a_detached_residual_carries_no_gradient_and_the_same_value(
+    detached: bool, norm: str
+) -> None:
     y, state = torch.randn(2, 2, 3, 16, dtype=torch.double).unbind()
     state = state.clone().requires_grad_()
     y = y.clone().requires_grad_()
@@ -240,7 +266,10 @@ def test_a_detached_residual_carries_no_gradient_and_the_same_value(detached: bo
 
 def test_the_gammas_stay_in_single_precision() -> None:
     model = undertow.attach(
-        LlamaForCausalLM(LlamaConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)), T2MLR(0, 1)
+        LlamaForCausalLM(
+            LlamaConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)
+        ),
+        T2MLR(0, 1),
     )
     gamma = model.model.recurrence.pathway.gamma_recurrent
     with torch.no_grad():
@@ -251,7 +280,9 @@ def test_the_gammas_stay_in_single_precision() -> None:
         pathway = model.model.recurrence.pathway
         assert pathway.gamma_recurrent.dtype == pathway.gamma_current.dtype == torch.float32
         assert pathway.gates.weight.dtype == cast
-        assert pathway.gamma_recurrent.item() == exact, "and keep their value, not one rounded on the way"
+        assert pathway.gamma_recurrent.item() == exact, (
+            "and keep their value, not one rounded on the way"
+        )
         assert isinstance(pathway, T2MLRPathway)
     assert model.double().model.recurrence.pathway.gamma_current.dtype == torch.double
     half = undertow.attach(model_in_half(), T2MLR(0, 1))
@@ -291,10 +322,16 @@ def test_soft_tokens_mix_the_expected_embedding_in() -> None:
         (lambda: TurboConn(((3, 0),), rank=0), "rank is 0"),
         (lambda: TurboConn.wired([3], [0, 1], min_gap=4), "no source lies 4 layers above"),
         (lambda: TurboConn.preset("llama-3.2-1B"), "did you mean 'llama-3.2-1b'"),
-        (lambda: TurboConn(((4, 0),)).build(4, 8), "TurboConn's source layer 4 is outside the model"),
+        (
+            lambda: TurboConn(((4, 0),)).build(4, 8),
+            "TurboConn's source layer 4 is outside the model",
+        ),
         (lambda: TurboConn(((3, -1),)).build(4, 8), "TurboConn's destination layer -1 is outside"),
         (lambda: T2MLR(3, 2), "first_layer 3 lies above its last_layer 2"),
-        (lambda: T2MLR(0, 4).build(4, 8), "last_layer 4 is outside the model, whose layers are 0 to 3"),
+        (
+            lambda: T2MLR(0, 4).build(4, 8),
+            "last_layer 4 is outside the model, whose layers are 0 to 3",
+        ),
         (lambda: T2MLR(-1, 2).build(4, 8), "first_layer -1 is outside"),
         (lambda: T2MLR.from_paper(0, 4).build(4, 8), "first_layer -1 is outside"),
         (lambda: SoftToken(-0.1), "soft-token weight is -0.1"),

@@ -1,4 +1,5 @@
-"""T²MLR's scan: loop and kernels against the definition, on the CPU (kernels in Triton's interpreter) and on a GPU."""
+"""T²MLR's scan: loop and kernels against the definition, on the CPU (kernels in Triton's
+interpreter) and on a GPU."""
 
 import importlib.util
 import os
@@ -17,7 +18,9 @@ from undertow.pathways.scan import NormScan, norm_scan_reference
 
 CUDA = torch.cuda.is_available()
 TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETER = TRITON and os.environ.get("TRITON_INTERPRET") == "1"  # the kernels then run on CPU tensors
+INTERPRETER = (
+    TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+)  # the kernels then run on CPU tensors
 
 Scan = Callable[..., torch.Tensor]
 
@@ -38,7 +41,11 @@ class Case:
     epsilon: float = EPSILON
 
     def to(self, *target: torch.device | torch.dtype | str) -> "Case":
-        tensors = {name: value.to(*target) for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        tensors = {
+            name: value.to(*target)
+            for name, value in vars(self).items()
+            if isinstance(value, torch.Tensor)
+        }
         return replace(self, **tensors)
 
 
@@ -52,16 +59,21 @@ def case(
     clamp: float | None = None,
     detach_residual: bool = False,
 ) -> Case:
-    """Readings from a hundredth of a state's size to thirty times that, so that a clamp of 5 acts on both sides."""
+    """Readings from a hundredth of a state's size to thirty times that, so that a clamp of 5 acts
+    on both sides."""
     generator = torch.Generator().manual_seed(17)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    sizes = torch.tensor([0.01, 1.0, 30.0], dtype=torch.float64)[torch.arange(batch * tokens) % 3].view(batch, tokens, 1)
+    sizes = torch.tensor([0.01, 1.0, 30.0], dtype=torch.float64)[
+        torch.arange(batch * tokens) % 3
+    ].view(batch, tokens, 1)
     gates = None
     if present is not None:
-        gates = torch.rand(batch if present == "rows" else 1, tokens, 1, generator=generator, dtype=torch.float64)
+        gates = torch.rand(
+            batch if present == "rows" else 1, tokens, 1, generator=generator, dtype=torch.float64
+        )
         gates = torch.where(gates < 0.3, 0.0, torch.where(gates < 0.6, gates, 1.0))
     return Case(
         normal(batch, tokens, width) * sizes,
@@ -77,7 +89,9 @@ def outcome(scan: Scan, given: Case) -> list[torch.Tensor | None]:
     """The states and the gradients of readings and initial state, on the CPU and in float64."""
     readings = given.readings.detach().requires_grad_()
     initial = None if given.initial is None else given.initial.detach().requires_grad_()
-    states = scan(readings, initial, given.present, given.clamp, given.detach_residual, given.epsilon)
+    states = scan(
+        readings, initial, given.present, given.clamp, given.detach_residual, given.epsilon
+    )
     states.backward(given.upstream)
     results = [states.detach(), readings.grad, None if initial is None else initial.grad]
     assert all(result is None or result.dtype == given.readings.dtype for result in results)
@@ -85,25 +99,39 @@ def outcome(scan: Scan, given: Case) -> list[torch.Tensor | None]:
 
 
 def errors(scan: Scan, given: Case, truth: Case | None = None) -> list[float]:
-    """The relative errors of states, readings' gradient and initial state's against the definition in float64."""
-    expected = outcome(norm_scan_reference, (given if truth is None else truth).to("cpu", torch.float64))
+    """The relative errors of states, readings' gradient and initial state's against the definition
+    in float64."""
+    expected = outcome(
+        norm_scan_reference, (given if truth is None else truth).to("cpu", torch.float64)
+    )
     found = outcome(scan, given)
     relative = []
     for right, ours in zip(expected, found, strict=True):
         assert (right is None) == (ours is None)
         if right is not None and ours is not None:
             assert ours.isfinite().all()
-            relative.append(((ours - right).abs().max() / right.abs().max().clamp_min(1e-30)).item())
+            relative.append(
+                ((ours - right).abs().max() / right.abs().max().clamp_min(1e-30)).item()
+            )
     return relative
 
 
 @pytest.fixture(
     params=[
         "loop",
-        pytest.param("interpreter", marks=pytest.mark.skipif(not INTERPRETER, reason="see test_the_kernels_on_the_cpu")),
-        pytest.param("loop on cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no GPU")]),
         pytest.param(
-            "kernels on cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not (CUDA and TRITON), reason="no GPU or Triton")]
+            "interpreter",
+            marks=pytest.mark.skipif(not INTERPRETER, reason="see test_the_kernels_on_the_cpu"),
+        ),
+        pytest.param(
+            "loop on cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no GPU")]
+        ),
+        pytest.param(
+            "kernels on cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not (CUDA and TRITON), reason="no GPU or Triton"),
+            ],
         ),
     ]
 )
@@ -116,7 +144,9 @@ def scan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sca
     device = "cuda" if "cuda" in request.param else "cpu"
 
     def run(*arguments: object) -> torch.Tensor:
-        moved = [value.to(device) if isinstance(value, torch.Tensor) else value for value in arguments]
+        moved = [
+            value.to(device) if isinstance(value, torch.Tensor) else value for value in arguments
+        ]
         states: torch.Tensor = NormScan.apply(*moved)
         return states.cpu()
 
@@ -152,10 +182,14 @@ def test_wide_states_and_long_sequences(scan: Scan, shape: tuple[int, int, int])
 
 @pytest.mark.parametrize("clamp", [None, 5.0])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_accumulated_in_single(scan: Scan, dtype: torch.dtype, clamp: float | None) -> None:
+def test_half_precision_is_accumulated_in_single(
+    scan: Scan, dtype: torch.dtype, clamp: float | None
+) -> None:
     given = case(2, 40, 24, dtype, clamp=clamp)
     assert max(errors(scan, given)) < TOLERANCES[dtype]
-    large = replace(given, readings=given.readings * 500)  # their squares lie far above float16's 65,504
+    large = replace(
+        given, readings=given.readings * 500
+    )  # their squares lie far above float16's 65,504
     assert max(errors(scan, large)[:1]) < TOLERANCES[dtype]
 
 
@@ -170,10 +204,14 @@ def test_memory_layouts(scan: Scan) -> None:
         present=given.present.transpose(0, 1).contiguous().transpose(0, 1),
         upstream=given.upstream.repeat_interleave(2, dim=-1)[..., ::2],
     )
-    assert not any(value.is_contiguous() for value in vars(strided).values() if isinstance(value, torch.Tensor))
+    assert not any(
+        value.is_contiguous() for value in vars(strided).values() if isinstance(value, torch.Tensor)
+    )
     for one, other in zip(plain, outcome(scan, strided), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
-    expanded = replace(given, upstream=torch.ones(1, 1, 1, dtype=torch.float64).expand(3, 7, 10))  # the gradient of a sum
+    expanded = replace(
+        given, upstream=torch.ones(1, 1, 1, dtype=torch.float64).expand(3, 7, 10)
+    )  # the gradient of a sum
     assert max(errors(scan, expanded)) < 1e-12
 
 
@@ -199,7 +237,9 @@ def test_gradients_are_the_slopes_of_the_states(scan: Scan) -> None:
     given = case(2, 4, 3)
     assert given.initial is not None
     inputs = (given.readings.requires_grad_(), given.initial.requires_grad_())
-    assert torch.autograd.gradcheck(lambda y, r: scan(y, r, given.present, None, False, EPSILON), inputs)
+    assert torch.autograd.gradcheck(
+        lambda y, r: scan(y, r, given.present, None, False, EPSILON), inputs
+    )
 
 
 # --- the check sees mistakes
@@ -234,7 +274,11 @@ def test_the_check_finds_a_mistake(scan: Scan, mistake: str, wrong: tuple[bool, 
     if mistake == "carried gradient":  # no gradient for the initial state either
         expected, found = outcome(norm_scan_reference, truth), outcome(scan, given)
         assert found[2] is None
-        states, gradient = (a - b for a, b in zip(expected[:2], found[:2], strict=True) if a is not None and b is not None)
+        states, gradient = (
+            a - b
+            for a, b in zip(expected[:2], found[:2], strict=True)
+            if a is not None and b is not None
+        )
         assert states.abs().max() < 1e-12 and gradient.abs().max() > 1e-3
         return
     assert tuple(error > 1e-9 for error in errors(scan, given, truth)) == wrong
@@ -291,21 +335,29 @@ def forget() -> object:
 
 def fake_triton(start: Callable[[], object]) -> object:
     active = types.SimpleNamespace(get_current_target=start)
-    return types.SimpleNamespace(runtime=types.SimpleNamespace(driver=types.SimpleNamespace(active=active)))
+    return types.SimpleNamespace(
+        runtime=types.SimpleNamespace(driver=types.SimpleNamespace(active=active))
+    )
 
 
-def test_kernels_run_on_cuda_where_triton_works(monkeypatch: pytest.MonkeyPatch, forget: None) -> None:
+def test_kernels_run_on_cuda_where_triton_works(
+    monkeypatch: pytest.MonkeyPatch, forget: None
+) -> None:
     monkeypatch.setitem(sys.modules, "triton", fake_triton(lambda: "a target"))
     assert module.uses_triton(on_cuda())
     assert not module.uses_triton(torch.zeros(1))
 
 
-def test_the_loop_runs_on_cuda_without_triton(monkeypatch: pytest.MonkeyPatch, forget: None) -> None:
+def test_the_loop_runs_on_cuda_without_triton(
+    monkeypatch: pytest.MonkeyPatch, forget: None
+) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     assert not module.uses_triton(on_cuda())
 
 
-def test_the_loop_runs_where_triton_does_not_start_and_says_so(monkeypatch: pytest.MonkeyPatch, forget: None) -> None:
+def test_the_loop_runs_where_triton_does_not_start_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, forget: None
+) -> None:
     def start() -> object:
         raise RuntimeError("Failed to find C compiler")
 
@@ -323,16 +375,20 @@ COMPILE = textwrap.dedent(
     from undertow.pathways.scan_triton import backward_kernel, forward_kernel
 
     def build(kernel, kind, exact, **constants):
-        pointers = {name: "*" + (exact if name in ("scales", "gates") else kind) for name in kernel.arg_names}
-        signature = pointers | {"tokens": "i32", "width": "i32"} | dict.fromkeys(constants, "constexpr")
+        exactly = ("scales", "gates")
+        pointers = {name: "*" + (exact if name in exactly else kind) for name in kernel.arg_names}
+        sizes = {"tokens": "i32", "width": "i32"}
+        signature = pointers | sizes | dict.fromkeys(constants, "constexpr")
         source = ASTSource(kernel, signature, constants)
         assert triton.compile(source, GPUTarget("cuda", 80, 32), {"num_warps": 4}).asm["ptx"]
 
     for kind, exact in (("bf16", "fp32"), ("fp64", "fp64")):
         build(forward_kernel, kind, exact, CLAMP=5.0, EPSILON=1e-6, BLOCK=256)
-        build(forward_kernel, kind, exact, initial=None, gates=None, CLAMP=None, EPSILON=1e-6, BLOCK=256)
+        nothing = dict(initial=None, gates=None, CLAMP=None)
+        build(forward_kernel, kind, exact, **nothing, EPSILON=1e-6, BLOCK=256)
         build(backward_kernel, kind, exact, THROUGH_NORM=True, THROUGH_RESIDUAL=True, BLOCK=256)
-        build(backward_kernel, kind, exact, gates=None, THROUGH_NORM=False, THROUGH_RESIDUAL=False, BLOCK=256)
+        through = dict(THROUGH_NORM=False, THROUGH_RESIDUAL=False)
+        build(backward_kernel, kind, exact, gates=None, **through, BLOCK=256)
     """
 )
 
@@ -340,8 +396,19 @@ COMPILE = textwrap.dedent(
 @pytest.mark.slow
 @pytest.mark.skipif(not TRITON or INTERPRETER, reason="no Triton, or already in its interpreter")
 def test_the_kernels_on_the_cpu() -> None:
-    """Triton decides when it is imported, which other tests may have done, so its interpreter gets its own process."""
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-k", "interpreter", "-p", "no:cacheprovider"]
+    """Triton decides when it is imported, which other tests may have done, so its interpreter gets
+    its own process."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        __file__,
+        "-q",
+        "-k",
+        "interpreter",
+        "-p",
+        "no:cacheprovider",
+    ]
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0 and "skipped" not in result.stdout, result.stdout + result.stderr
@@ -351,7 +418,16 @@ def test_the_kernels_on_the_cpu() -> None:
 @pytest.mark.skipif(not TRITON, reason="no Triton")
 def test_the_kernels_compile_without_a_gpu(tmp_path: object) -> None:
     """The interpreter is Python and accepts what the compiler refuses."""
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | {
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     environment.pop("TRITON_INTERPRET", None)
-    result = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,5 @@
-"""The trials of `make chaos` call a fault a fault: what became of a child is told apart, kind by kind."""
+"""The trials of `make chaos` call a fault a fault: what became of a child is told apart, kind by
+kind."""
 
 import os
 import signal
@@ -21,8 +22,15 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Any:
 def imported(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A module of the scripts, whose imports change nothing of this process."""
     monkeypatch.syspath_prepend(CHAOS)
-    for variable in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM"):
-        monkeypatch.setenv(variable, os.environ.get(variable, ""))  # so that what the import sets is taken back
+    for variable in (
+        "OMP_NUM_THREADS",
+        "CUDA_VISIBLE_DEVICES",
+        "HF_HUB_OFFLINE",
+        "TOKENIZERS_PARALLELISM",
+    ):
+        monkeypatch.setenv(
+            variable, os.environ.get(variable, "")
+        )  # so that what the import sets is taken back
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     return __import__(name)
 
@@ -47,8 +55,14 @@ ENDS: dict[str, tuple[Any, str]] = {
     "a wrong option": (lambda: say("undertow train: error: unrecognized arguments", 2), "refused"),
     "no sentence": (lambda: say("something else", 2), "exit 2"),
     "an empty sentence": (lambda: say("undertow: ", 2), "exit 2"),
-    "a sentence after a traceback": (lambda: say("Traceback (most recent call last):\nundertow: no", 2), "traceback"),
-    "a traceback of a part, and done": (lambda: say("Traceback (most recent call last):", 0), "traceback"),
+    "a sentence after a traceback": (
+        lambda: say("Traceback (most recent call last):\nundertow: no", 2),
+        "traceback",
+    ),
+    "a traceback of a part, and done": (
+        lambda: say("Traceback (most recent call last):", 0),
+        "traceback",
+    ),
     "an exception": (lambda: 1 // 0, "traceback"),
     "out of memory": (allocate, "traceback"),
     "out of processor time": (spin, "hang"),
@@ -72,7 +86,11 @@ def test_kinds(name: str, forked: Any, tmp_path: Path) -> None:
 
 def test_the_command_line_itself(forked: Any, tmp_path: Path) -> None:
     refused = forked.run(["train", "missing.yaml"], tmp_path / "work")
-    assert refused.kind == "refused" and "missing.yaml" in refused.said and (tmp_path / "work").is_dir()
+    assert (
+        refused.kind == "refused"
+        and "missing.yaml" in refused.said
+        and (tmp_path / "work").is_dir()
+    )
 
 
 def test_limits_and_signals_are_the_childs_alone(forked: Any, tmp_path: Path) -> None:
@@ -81,7 +99,9 @@ def test_limits_and_signals_are_the_childs_alone(forked: Any, tmp_path: Path) ->
     assert not child.ended() and not child.wait_for(lambda: False, limit=0.05)
     child.kill(signal.SIGINT)
     outcome = child.wait()
-    assert outcome.kind == "traceback" and "KeyboardInterrupt" in outcome.text  # of a function that hears no signals
+    assert (
+        outcome.kind == "traceback" and "KeyboardInterrupt" in outcome.text
+    )  # of a function that hears no signals
     child.kill()  # long gone: nothing is killed
     assert (os.getcwd(), signal.getsignal(signal.SIGINT)) == before
 

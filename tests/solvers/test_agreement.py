@@ -1,4 +1,5 @@
-"""Processes of a distributed run, whose batches differ, take the same decisions: two of them, over gloo."""
+"""Processes of a distributed run, whose batches differ, take the same decisions: two of them, over
+gloo."""
 
 from __future__ import annotations
 
@@ -34,11 +35,15 @@ def work(rank: int, folder: str) -> None:
     """One of the two processes. What it finds is left in a file."""
     torch.set_num_threads(1)
     batches = [tokens(2, length, seed=length) for length in LENGTHS]
-    gaps = [alone(ids, Auto(1e-6, rollout_cost=SWEEPS)).gap for ids in batches]  # after so many sweeps
+    gaps = [
+        alone(ids, Auto(1e-6, rollout_cost=SWEEPS)).gap for ids in batches
+    ]  # after so many sweeps
     between = (gaps[0] * gaps[1]) ** 0.5
     own = [alone(ids, Auto(between, rollout_cost=UNBOUNDED)).sweeps for ids in batches]
 
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
+    )
     model = hosted("gpt2", "turboconn-1").double().train()
     found: dict[str, Any] = {"own": own, "largest": largest(float(rank), on_cuda=False)}
     undertow.set_solver(model, Auto(between, rollout_cost=UNBOUNDED))
@@ -46,14 +51,21 @@ def work(rank: int, folder: str) -> None:
     model(input_ids=batches[rank], use_cache=False)
     found["measured"] = memory.to_mapping()
 
-    # They fit one process's batch and not the other's, which both find out in the pass that gives the output.
+    # They fit one process's batch and not the other's, which both find out in the pass that gives
+    # the output.
     undertow.set_solver(model, Auto(between / 2, rollout_cost=UNBOUNDED))
     memory = find_attachment(model).memory
-    memory.plans[32] = Plan(SWEEPS, allowed=between / 2, tokens=32, forwards=4, next_measurement=100)
+    memory.plans[32] = Plan(
+        SWEEPS, allowed=between / 2, tokens=32, forwards=4, next_measurement=100
+    )
     model(input_ids=batches[rank], use_cache=False)
     report = undertow.report(model)
     assert report is not None
-    found["outgrown"], found["residual"], found["limit"] = dataclasses.asdict(memory.plans[32]), report.residual, between
+    found["outgrown"], found["residual"], found["limit"] = (
+        dataclasses.asdict(memory.plans[32]),
+        report.residual,
+        between,
+    )
     torch.save(found, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
@@ -62,9 +74,13 @@ def test_two_processes_with_different_batches_have_the_same_plans(tmp_path: Path
     multiprocessing.spawn(work, (str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert first["largest"] == second["largest"] == 1.0
-    assert first["own"] == second["own"] and first["own"][0] != first["own"][1], "the control: alone they differ"
+    assert first["own"] == second["own"] and first["own"][0] != first["own"][1], (
+        "the control: alone they differ"
+    )
     assert first["measured"] == second["measured"]
-    assert {length: plan["sweeps"] for length, plan in first["measured"].items()} == {"32": max(first["own"])}
+    assert {length: plan["sweeps"] for length, plan in first["measured"].items()} == {
+        "32": max(first["own"])
+    }
     low, high = sorted(found["residual"] for found in (first, second))
     assert low < first["limit"] < high, "the control: alone only one of them would measure"
     assert first["outgrown"] == second["outgrown"]

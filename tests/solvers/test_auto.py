@@ -1,4 +1,5 @@
-"""`Auto`: which states it takes, when it measures, what it remembers, and that it never touches what must be exact.
+"""`Auto`: which states it takes, when it measures, what it remembers, and that it never touches
+what must be exact.
 
 In float64 on architectures without casts of their own, so that "equal" means to rounding.
 """
@@ -25,8 +26,15 @@ from undertow.solvers.base import RecurrentBlock
 
 TOKENS = 14
 KINDS = ["plain", "left-padded", "right-padded", "packed", "cached"]
-# A tolerance for each recurrence that takes three sweeps or more, and fewer than there are groups of `lag` tokens.
-TOLERANCES = {"turboconn-1": 0.02, "turboconn-3": 0.01, "t2mlr-middle": 1e-4, "t2mlr-whole": 1e-3, "soft-token": 0.1}
+# A tolerance for each recurrence that takes three sweeps or more, and fewer than there are groups
+# of `lag` tokens.
+TOLERANCES = {
+    "turboconn-1": 0.02,
+    "turboconn-3": 0.01,
+    "t2mlr-middle": 1e-4,
+    "t2mlr-whole": 1e-3,
+    "soft-token": 0.1,
+}
 NEVER, ALWAYS = 1.0, 1e6  # rollout costs that leave one sweep, and as many as are exact
 IDS = tokens(3, TOKENS)
 
@@ -43,7 +51,10 @@ def inputs(kind: str) -> dict[str, Any]:
     if kind.endswith("padded"):
         mask = torch.ones(3, TOKENS, dtype=torch.long)
         mask[0, :3] = mask[2, :1] = 0
-        return {"attention_mask": mask if kind == "left-padded" else mask.flip(1), "use_cache": False}
+        return {
+            "attention_mask": mask if kind == "left-padded" else mask.flip(1),
+            "use_cache": False,
+        }
     return {"use_cache": kind == "cached"}
 
 
@@ -59,10 +70,14 @@ def gradient(model: nn.Module, logits: torch.Tensor) -> torch.Tensor:
     model.zero_grad()
     weights = torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits)
     (logits.softmax(-1) * weights).sum().backward()
-    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()])
+    return torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()]
+    )
 
 
-def run(model: nn.Module, solver: Solver | None = None, kind: str = "plain") -> tuple[torch.Tensor, torch.Tensor]:
+def run(
+    model: nn.Module, solver: Solver | None = None, kind: str = "plain"
+) -> tuple[torch.Tensor, torch.Tensor]:
     if solver is not None:
         undertow.set_solver(model, solver)
     logits = forward(model, kind=kind)
@@ -110,12 +125,16 @@ def test_a_measured_forward_is_the_rollout_with_an_adjoint(pathway: str, kind: s
     """However loose the tolerance is."""
     model = model_for(pathway)
     exact, want = run(model, Sequential("adjoint(1)"), kind)
-    logits, found = run(model, Auto(tolerance=0.9, gradient="adjoint(1)", rollout_cost=ALWAYS), kind)
+    logits, found = run(
+        model, Auto(tolerance=0.9, gradient="adjoint(1)", rollout_cost=ALWAYS), kind
+    )
     assert plan_of(model).sweeps is not None, "the next forward would take sweeps"
     assert apart(logits, exact) < 1e-12
     assert apart(found, want) < 1e-10
     plan_of(model).next_measurement = 100
-    assert apart(run(model, kind=kind)[0], exact) > 1e-7, "the control: sweeps of that tolerance are seen"
+    assert apart(run(model, kind=kind)[0], exact) > 1e-7, (
+        "the control: sweeps of that tolerance are seen"
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,7 +150,9 @@ def test_between_measurements_it_is_the_scan_with_an_adjoint(pathway: str, kind:
     assert apart(logits, want_logits) < 1e-12
     assert apart(found, want) < 1e-10
     other_logits, other = run(model, Scan(sweeps - 1, 0, gradient="adjoint(1)"), kind)
-    assert min(apart(logits, other_logits), apart(found, other)) > 1e-8, "the control: one sweep fewer is seen"
+    assert min(apart(logits, other_logits), apart(found, other)) > 1e-8, (
+        "the control: one sweep fewer is seen"
+    )
     assert apart(found, run(model, Scan(sweeps, 0, gradient="adjoint(2)"), kind)[1]) > 1e-8
 
 
@@ -169,14 +190,20 @@ def test_products_are_as_many_as_the_measurement_took(pathway: str, tolerance: f
     plan = plan_of(model)
     exact = [run(model, Sequential(f"adjoint({n})"))[1] for n in range(1, 6)]
     assert plan.products is not None and 1 <= plan.products <= 4
-    # The last product, which changes less than the tolerance, is in the measured gradient and not in the next ones.
+    # The last product, which changes less than the tolerance, is in the measured gradient and not
+    # in the next ones.
     tried = min(plan.products + 1, 4)
     assert apart(measured, exact[tried - 1]) < 1e-10
     undertow.set_solver(model, Auto(gradient=f"adjoint({tolerance})", rollout_cost=NEVER))
-    find_attachment(model).memory.plans[16] = dataclasses.replace(plan, sweeps=None, next_measurement=100)
+    find_attachment(model).memory.plans[16] = dataclasses.replace(
+        plan, sweeps=None, next_measurement=100
+    )
     _, found = run(model)
     assert apart(found, exact[plan.products - 1]) < 1e-10
-    assert apart(found, exact[plan.products]) > 1e-8 or apart(exact[plan.products - 1], exact[plan.products]) < 1e-8
+    assert (
+        apart(found, exact[plan.products]) > 1e-8
+        or apart(exact[plan.products - 1], exact[plan.products]) < 1e-8
+    )
 
 
 def test_products_grow_as_the_gates_open() -> None:
@@ -216,7 +243,11 @@ def test_activation_checkpointing_and_the_mode_change_nothing(rollout_cost: floa
     undertow.set_solver(model, Sequential())
     in_eval = [run(model, solver), run(model), run(model)]
     assert find_attachment(model).memory == memory
-    assert all(torch.equal(got, want) for pair in zip(in_eval, wanted, strict=True) for got, want in zip(*pair, strict=True))
+    assert all(
+        torch.equal(got, want)
+        for pair in zip(in_eval, wanted, strict=True)
+        for got, want in zip(*pair, strict=True)
+    )
 
     model.train()
     undertow.set_solver(model, Sequential())
@@ -225,7 +256,9 @@ def test_activation_checkpointing_and_the_mode_change_nothing(rollout_cost: floa
     hook = model.transformer.h[2].register_forward_hook(lambda *_: layers.append(1))  # type: ignore[union-attr, index]
     checkpointed = [run(model, solver), run(model), run(model)]
     hook.remove()
-    assert find_attachment(model).memory == memory, "what runs again in the backward pass is no new forward"
+    assert find_attachment(model).memory == memory, (
+        "what runs again in the backward pass is no new forward"
+    )
     assert len(layers) > 3 * 2
     for (logits, found), (want_logits, want) in zip(checkpointed, wanted, strict=True):
         assert apart(logits, want_logits) < 1e-12
@@ -251,14 +284,18 @@ def test_one_group_is_one_exact_step(length: int, measured: list[int]) -> None:
 
 
 def states_received(model: nn.Module, solver: Solver, kind: str) -> torch.Tensor:
-    """What each token receives of the states that a forward leaves behind, read off the cache and shifted by hand."""
+    """What each token receives of the states that a forward leaves behind, read off the cache and
+    shifted by hand."""
     undertow.set_solver(model, prefill=solver)
     with torch.no_grad():
         cache = model(input_ids=IDS, **{**inputs(kind), "use_cache": True}).past_key_values
     undertow.set_solver(model, prefill=Sequential())
     (layer,) = [layer for layer in cache.layers if isinstance(layer, StateLayer)]
     lag = find_attachment(model).pathway.lag
-    states, there = layer.keys[:, 0, : layer.seen], (layer.values[:, 0, : layer.seen] == PRESENT).float()
+    states, there = (
+        layer.keys[:, 0, : layer.seen],
+        (layer.values[:, 0, : layer.seen] == PRESENT).float(),
+    )
     return states[:, :-lag] * there[:, :-lag] * there[:, lag:]
 
 
@@ -290,7 +327,11 @@ def test_what_is_allowed_follows_the_error_after_one_sweep() -> None:
     allowed(0.5)
     first = plan_of(model).gap
     assert first > 0.01
-    for tolerance, wanted in ((0.05 * first, 0.05 * first), (0.2 * first, 0.1 * first), (0.9, 0.81)):
+    for tolerance, wanted in (
+        (0.05 * first, 0.05 * first),
+        (0.2 * first, 0.1 * first),
+        (0.9, 0.81),
+    ):
         assert allowed(tolerance) == pytest.approx(wanted)
 
 
@@ -361,7 +402,9 @@ def test_padding_does_not_enter_the_gap(pathway: str, kind: str) -> None:
         undertow.set_solver(model, Sequential())
         undertow.set_solver(model, Auto(TOLERANCES[pathway], rollout_cost=ALWAYS))
         logits = forward(model, ids, kind)
-        found.append((plan_of(model).sweeps, plan_of(model).gap, logits.detach(), gradient(model, logits)))
+        found.append(
+            (plan_of(model).sweeps, plan_of(model).gap, logits.detach(), gradient(model, logits))
+        )
     (sweeps, gap, logits, grown), (sweeps_, gap_, logits_, grown_), (_, other, _, _) = found
     assert (sweeps, gap) == (sweeps_, pytest.approx(gap_, rel=1e-9, abs=1e-12))
     assert torch.equal(logits, logits_)
@@ -374,7 +417,8 @@ def test_padding_does_not_enter_the_gap(pathway: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("every", "expected"), [(1, [1, 2, 3, 4, 5, 6, 7]), (4, [1, 2, 4, 8, 12, 16, 20]), (32, [1, 2, 4, 8, 16, 32, 64, 96])]
+    ("every", "expected"),
+    [(1, [1, 2, 3, 4, 5, 6, 7]), (4, [1, 2, 4, 8, 12, 16, 20]), (32, [1, 2, 4, 8, 16, 32, 64, 96])],
 )
 def test_it_measures_more_and_more_rarely(every: int, expected: list[int]) -> None:
     model, found = hosted("gpt2", "turboconn-3").train(), []
@@ -390,7 +434,9 @@ def test_it_measures_more_and_more_rarely(every: int, expected: list[int]) -> No
 
 
 @pytest.mark.parametrize("pathway", PATHWAYS)
-def test_a_model_that_outgrows_its_plan_is_measured_in_the_next_forward(pathway: str, measured: list[int]) -> None:
+def test_a_model_that_outgrows_its_plan_is_measured_in_the_next_forward(
+    pathway: str, measured: list[int]
+) -> None:
     model, tolerance = model_for(pathway), TOLERANCES[pathway]
     enough = swept(model, Auto(tolerance, rollout_cost=ALWAYS))
     measured.clear()
@@ -428,7 +474,8 @@ def test_a_longer_sequence_than_measured_is_measured_at_once(measured: list[int]
     undertow.set_solver(model, Auto(0.1, rollout_cost=ALWAYS))
     for length in (9, 9, 9, 12, 12, 10, 13):
         forward(model, tokens(2, length))
-    # The first two by the schedule, then what is longer; after the measurement in forward 4 the next would be in 8.
+    # The first two by the schedule, then what is longer; after the measurement in forward 4 the
+    # next would be in 8.
     assert measured == [9, 9, 12, 13]
 
 
@@ -438,7 +485,13 @@ def test_each_power_of_two_has_a_plan_of_its_own(measured: list[int]) -> None:
     for length in (2, 3, 4, 5, 8, 9, 16, 17):
         forward(model, tokens(2, length))
     plans = find_attachment(model).memory.plans
-    assert {length: plan.forwards for length, plan in plans.items()} == {2: 1, 4: 2, 8: 2, 16: 2, 32: 1}
+    assert {length: plan.forwards for length, plan in plans.items()} == {
+        2: 1,
+        4: 2,
+        8: 2,
+        16: 2,
+        32: 1,
+    }
     assert plans[2].sweeps == 1
     before = json.dumps(find_attachment(model).memory.to_mapping()["8"])
     forward(model, tokens(2, 16))
@@ -455,7 +508,12 @@ def test_the_memory_goes_through_json(measured: list[int]) -> None:
     read = SolverMemory.from_mapping(json.loads(json.dumps(memory.to_mapping())))
     assert read == memory and read is not memory
     assert read.plan(9) == Plan(
-        memory.plan(9).sweeps, memory.plan(9).gap, memory.plan(9).allowed, tokens=9, forwards=3, next_measurement=4
+        memory.plan(9).sweeps,
+        memory.plan(9).gap,
+        memory.plan(9).allowed,
+        tokens=9,
+        forwards=3,
+        next_measurement=4,
     )
     assert read != SolverMemory({16: memory.plan(9)})
 
@@ -499,7 +557,9 @@ def test_without_gradients_all_is_exact_and_nothing_is_remembered(measured: list
                 report = undertow.report(model)
                 assert report is not None and report.solver == "sequential"
     assert json.dumps(find_attachment(model).memory.to_mapping()) == before and not measured
-    assert apart(forward(model).detach(), exact) > 1e-7, "the control: with gradients it takes sweeps"
+    assert apart(forward(model).detach(), exact) > 1e-7, (
+        "the control: with gradients it takes sweeps"
+    )
     assert json.dumps(memory.to_mapping()) != before
 
 
@@ -517,8 +577,14 @@ def test_without_gradients_all_is_exact_and_nothing_is_remembered(measured: list
         ({"rollout_cost": 0.5}, "auto's rollout_cost is 0.5 sweeps; use 1 or more"),
         ({"rollout_cost": -1.0}, "auto's rollout_cost is -1.0 sweeps; use 1 or more"),
         ({"gradient": "full"}, "auto's gradient is 'full'; its states have no graph"),
-        ({"gradient": "truncated(2)"}, "auto's gradient is 'truncated(2)'; its states have no graph"),
-        ({"gradient": "adjoint(1.5)"}, "gradient is 'adjoint(1.5)'; the number of steps must be whole"),
+        (
+            {"gradient": "truncated(2)"},
+            "auto's gradient is 'truncated(2)'; its states have no graph",
+        ),
+        (
+            {"gradient": "adjoint(1.5)"},
+            "gradient is 'adjoint(1.5)'; the number of steps must be whole",
+        ),
         ({"gradient": "whole"}, "gradient is 'whole'; write"),
     ],
 )
@@ -530,6 +596,9 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], expected: str) ->
 
 def test_it_is_no_solver_for_prefill() -> None:
     model = model_for("turboconn-1")
-    with pytest.raises(ConfigError, match=r"^Auto adapts while a model is trained; choose a fixed solver for prefill"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^Auto adapts while a model is trained; choose a fixed solver for prefill",
+    ):
         undertow.set_solver(model, prefill=Auto())
     assert find_attachment(model).prefill == Sequential()

@@ -41,7 +41,10 @@ def test_too_few_products_are_told_once_and_kept_in_the_plan() -> None:
     (said,) = step(model, 16)
     assert "adjoint(0.1), after 4 products" in said
     assert plan(model).capped
-    assert SolverMemory.from_mapping(find_attachment(model).memory.to_mapping()) == find_attachment(model).memory
+    assert (
+        SolverMemory.from_mapping(find_attachment(model).memory.to_mapping())
+        == find_attachment(model).memory
+    )
     assert step(model, 16) == []  # measured again, and said before
 
 

@@ -34,7 +34,8 @@ class Watching(Solver):
 
 
 def error(pathway: str, idle: bool, **inputs: Any) -> float:
-    """How far the guess is from the exact states, of a model whose layers and writes do nothing or something."""
+    """How far the guess is from the exact states, of a model whose layers and writes do nothing or
+    something."""
     model = hosted("gpt2", pathway).double()
     if idle:
         with torch.no_grad():

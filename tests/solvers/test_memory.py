@@ -1,4 +1,5 @@
-"""What a training step keeps for its backward pass: little more than the base model's, whatever the number of groups."""
+"""What a training step keeps for its backward pass: little more than the base model's, whatever the
+number of groups."""
 
 import gc
 import weakref
@@ -38,15 +39,22 @@ def build(key_heads: int, recurrence: Recurrence | None = None) -> LlamaForCausa
         num_key_value_heads=key_heads,
     )
     model = LlamaForCausalLM(config).train()
-    return model if recurrence is None else randomize(undertow.attach(model, recurrence, undertow.Sequential()))  # type: ignore[return-value]
+    return (
+        model
+        if recurrence is None
+        else randomize(undertow.attach(model, recurrence, undertow.Sequential()))
+    )  # type: ignore[return-value]
 
 
 class Kept:
-    """Counts the bytes of the distinct storages that autograd keeps, those of the model left out."""
+    """Counts the bytes of the distinct storages that autograd keeps, those of the model left
+    out."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-        self.storages: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
+        self.storages: dict[
+            int, torch.UntypedStorage
+        ] = {}  # held, so that no address is used twice
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -60,7 +68,8 @@ class Kept:
 
 
 def kept(model: LlamaForCausalLM, ids: torch.Tensor = IDS, unrepeated: bool = True) -> int:
-    """The bytes that one training step keeps; with `unrepeated` off, what the library's attention would have it keep."""
+    """The bytes that one training step keeps; with `unrepeated` off, what the library's attention
+    would have it keep."""
     count = Kept(model)
 
     def pack(
@@ -71,7 +80,10 @@ def kept(model: LlamaForCausalLM, ids: torch.Tensor = IDS, unrepeated: bool = Tr
         return packed
 
     original = UnrepeatedHeads.pack
-    with pytest.MonkeyPatch.context() as patch, saved_tensors_hooks(count.pack, lambda tensor: tensor):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        saved_tensors_hooks(count.pack, lambda tensor: tensor),
+    ):
         patch.setattr(UnrepeatedHeads, "pack", pack)
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
     loss.backward()
@@ -98,7 +110,9 @@ def test_unrepeated_heads_change_no_gradient(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("recurrence", RECURRENCES)
-def test_a_training_step_keeps_little_more_than_the_base_models(heads: str, recurrence: str) -> None:
+def test_a_training_step_keeps_little_more_than_the_base_models(
+    heads: str, recurrence: str
+) -> None:
     base = kept(build(HEADS[heads]))
     assert kept(build(HEADS[heads], RECURRENCES[recurrence])) <= LIMIT * base
 
@@ -128,7 +142,8 @@ def test_control_a_cache_that_concatenates_keeps_every_prefix() -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("recurrence", RECURRENCES)
 def test_a_step_frees_its_memory_at_once(recurrence: str, checkpointing: bool) -> None:
-    """No cycle of references leaves the graph to the garbage collector, which comes too late for large tensors."""
+    """No cycle of references leaves the graph to the garbage collector, which comes too late for
+    large tensors."""
     model = build(2, RECURRENCES[recurrence])
     if checkpointing:
         model.gradient_checkpointing_enable()

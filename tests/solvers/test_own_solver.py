@@ -1,4 +1,5 @@
-"""A solver of one's own: a right one equals the rollout, and shapes that broadcasting would hide are refused by name."""
+"""A solver of one's own: a right one equals the rollout, and shapes that broadcasting would hide
+are refused by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ IDS = tokens(2, 7)
 
 @dataclass(frozen=True)
 class Picard(Solver):
-    """As many plain sweeps as there are tokens; `spoil` makes of the states what a mistake would."""
+    """As many plain sweeps as there are tokens; `spoil` makes of the states what a mistake
+    would."""
 
     kind: ClassVar[str] = "picard"
     where: str = "nowhere"
@@ -61,7 +63,9 @@ def test_shapes_that_are_not_the_blocks_are_refused(where: str, spoil: str) -> N
 
 
 @pytest.mark.parametrize("where", ["sweep", "update"])
-def test_control_without_the_check_broadcasting_hides_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_without_the_check_broadcasting_hides_it(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(HostedBlock, "_check_states", lambda self, *states, **by: None)
     wrong = logits(Picard(where, SPOILS["one row"]))
     if where == "sweep":

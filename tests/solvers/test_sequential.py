@@ -1,4 +1,5 @@
-"""The exact rollout: its outputs and its gradients are those of the definition, for training as well as for evaluation."""
+"""The exact rollout: its outputs and its gradients are those of the definition, for training as
+well as for evaluation."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -6,7 +7,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import pytest
 import reference
 import torch
-from helpers import CHANGED, PATHWAYS, SAME, difference, hosted, logits, randomize, recurrent_parameters, tokens, unhosted
+from helpers import (
+    CHANGED,
+    PATHWAYS,
+    SAME,
+    difference,
+    hosted,
+    logits,
+    randomize,
+    recurrent_parameters,
+    tokens,
+    unhosted,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -21,9 +33,20 @@ from undertow.pathways import Recurrence
 Gradients = dict[str, torch.Tensor]
 
 IDS = tokens(2, 13)  # no multiple of any lag
-# All arithmetic of these is in the precision of the parameters; the others round some of it to single precision.
+# All arithmetic of these is in the precision of the parameters; the others round some of it to
+# single precision.
 DOUBLE = ["gpt2", "gpt_neox", "opt"]
-SINGLE = ["llama", "qwen3", "gemma3", "mixtral", "falcon", "bloom", "granite", "deepseek_v2", "gpt_oss"]
+SINGLE = [
+    "llama",
+    "qwen3",
+    "gemma3",
+    "mixtral",
+    "falcon",
+    "bloom",
+    "granite",
+    "deepseek_v2",
+    "gpt_oss",
+]
 SETTINGS: dict[str, Recurrence] = PATHWAYS | {
     "turboconn-2": TurboConn(((3, 0), (2, 1)), lag=2, alpha=1.0, rank=4, normalize=True),
     "t2mlr-clamped": T2MLR(0, 2, norm="clamped"),
@@ -49,14 +72,28 @@ def gradients(model: nn.Module, value: torch.Tensor | None = None) -> Gradients:
 def definition(
     name: str, model: PreTrainedModel, recurrence: Recurrence, truncate: int | None = None
 ) -> tuple[torch.Tensor, Gradients]:
-    """Logits and gradients of the naive rollout through an unhosted model with the weights of `model`."""
+    """Logits and gradients of the naive rollout through an unhosted model with the weights of
+    `model`."""
     base = unhosted(name).to(model.dtype)
-    weights = {key: p.detach().clone().requires_grad_() for key, p in recurrent_parameters(model).items()}
+    weights = {
+        key: p.detach().clone().requires_grad_() for key, p in recurrent_parameters(model).items()
+    }
     output = reference.rollout(base, recurrence, weights, IDS, truncate=truncate)
     loss_of(output).backward()
     found = {key: p.grad for key, p in base.named_parameters() if p.grad is not None}
-    place = next((key.partition("recurrence.")[0] for key, _ in model.named_parameters() if "recurrence." in key), "")
-    found |= {f"{place}recurrence.pathway.{key}": p.grad for key, p in weights.items() if p.grad is not None}
+    place = next(
+        (
+            key.partition("recurrence.")[0]
+            for key, _ in model.named_parameters()
+            if "recurrence." in key
+        ),
+        "",
+    )
+    found |= {
+        f"{place}recurrence.pathway.{key}": p.grad
+        for key, p in weights.items()
+        if p.grad is not None
+    }
     return output.detach(), found
 
 
@@ -64,11 +101,19 @@ def worst(got: Gradients, want: Gradients) -> float:
     """The largest difference of any parameter's gradient, relative to the size of that gradient."""
     assert got.keys() == want.keys(), set(got) ^ set(want)
     floor = 1e-4 * max(float(g.abs().max()) for g in want.values())
-    return max(float((got[key] - want[key]).abs().max()) / max(float(want[key].abs().max()), floor) for key in want)
+    return max(
+        float((got[key] - want[key]).abs().max()) / max(float(want[key].abs().max()), floor)
+        for key in want
+    )
 
 
 def fitting(names: list[str], pathways: list[str]) -> list[tuple[str, str]]:
-    return [(n, p) for n in names for p in pathways if not (p == "soft-token" and n in ("gpt2", "opt", "bloom"))]
+    return [
+        (n, p)
+        for n in names
+        for p in pathways
+        if not (p == "soft-token" and n in ("gpt2", "opt", "bloom"))
+    ]
 
 
 @pytest.mark.parametrize(("name", "pathway"), fitting(DOUBLE, list(SETTINGS)))
@@ -79,7 +124,9 @@ def test_gradients_equal_the_definition(name: str, pathway: str) -> None:
     assert worst(gradients(model), want) < 1e-8
 
 
-@pytest.mark.parametrize(("name", "pathway"), fitting(SINGLE, ["turboconn-3", "t2mlr-whole", "soft-token"]))
+@pytest.mark.parametrize(
+    ("name", "pathway"), fitting(SINGLE, ["turboconn-3", "t2mlr-whole", "soft-token"])
+)
 def test_gradients_equal_the_definition_in_single_precision(name: str, pathway: str) -> None:
     model = hosted(name, pathway)
     output, want = definition(name, model, PATHWAYS[pathway])
@@ -87,9 +134,12 @@ def test_gradients_equal_the_definition_in_single_precision(name: str, pathway: 
     assert worst(gradients(model), want) < 1e-3
 
 
-@pytest.mark.parametrize("pathway", [p for p in SETTINGS if p not in ("soft-token", "t2mlr-clamped", "t2mlr-detached")])
+@pytest.mark.parametrize(
+    "pathway", [p for p in SETTINGS if p not in ("soft-token", "t2mlr-clamped", "t2mlr-detached")]
+)
 def test_gradients_equal_finite_differences(pathway: str) -> None:
-    """Of each parameter of the recurrence and of each layer, along a random direction. (A detached gradient is none.)"""
+    """Of each parameter of the recurrence and of each layer, along a random direction. (A detached
+    gradient is none.)"""
     model = hosted("gpt2", SETTINGS[pathway]).double()
     found, generator = gradients(model), torch.Generator().manual_seed(0)
     groups: dict[str, list[tuple[str, nn.Parameter]]] = {}
@@ -97,7 +147,9 @@ def test_gradients_equal_finite_differences(pathway: str) -> None:
         group = name if "recurrence" in name else ".".join(name.split(".")[:3])
         groups.setdefault(group, []).append((name, parameter))
     for group, parameters in groups.items():
-        directions = [torch.randn(p.shape, generator=generator, dtype=torch.double) for _, p in parameters]
+        directions = [
+            torch.randn(p.shape, generator=generator, dtype=torch.double) for _, p in parameters
+        ]
         values = []
         with torch.no_grad():
             for step in (1e-6, -2e-6):
@@ -106,21 +158,30 @@ def test_gradients_equal_finite_differences(pathway: str) -> None:
                 values.append(loss(model).item())
             for (_, parameter), direction in zip(parameters, directions, strict=True):
                 parameter.add_(1e-6 * direction)
-        analytic = sum(float((found[name] * d).sum()) for (name, _), d in zip(parameters, directions, strict=True))
+        analytic = sum(
+            float((found[name] * d).sum())
+            for (name, _), d in zip(parameters, directions, strict=True)
+        )
         assert analytic == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-4, abs=1e-7), group
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("pathway", ["turboconn-1", "turboconn-2", "turboconn-3", "t2mlr-middle"])
-def test_truncated_gradients_equal_the_definition_with_detached_states(pathway: str, steps: int) -> None:
-    model = hosted("gpt2", SETTINGS[pathway], solver=Sequential(gradient=f"truncated({steps})")).double()
+def test_truncated_gradients_equal_the_definition_with_detached_states(
+    pathway: str, steps: int
+) -> None:
+    model = hosted(
+        "gpt2", SETTINGS[pathway], solver=Sequential(gradient=f"truncated({steps})")
+    ).double()
     output, want = definition("gpt2", model, SETTINGS[pathway], truncate=steps)
     assert difference(logits(model, IDS), output) < 1e-10, "truncation changes no outputs"
     got = gradients(model)
     assert worst(got, want) < 1e-8
     undertow.set_solver(model, Sequential())
     whole = gradients(model)  # truncated to one group, `down` never gets any
-    assert worst(got, {key: whole[key] for key in got}) > CHANGED, "the control: the gradients are other ones"
+    assert worst(got, {key: whole[key] for key in got}) > CHANGED, (
+        "the control: the gradients are other ones"
+    )
 
 
 @pytest.mark.parametrize("pathway", PATHWAYS)
@@ -137,14 +198,18 @@ def test_activation_checkpointing_changes_no_gradient(name: str, pathway: str) -
     want_loss, want = loss(model).item(), gradients(model)
     model.gradient_checkpointing_enable()
     calls = []
-    handle = model.get_submodule(layers_of(model))[1].register_forward_hook(lambda *args: calls.append(1))
+    handle = model.get_submodule(layers_of(model))[1].register_forward_hook(
+        lambda *args: calls.append(1)
+    )
     got_loss, got = loss(model).item(), gradients(model)
     handle.remove()
     assert got_loss == want_loss
     assert got.keys() == want.keys()
     assert all(torch.equal(got[key], want[key]) for key in want)
     forwards = -(-IDS.shape[1] // PATHWAYS[pathway].build(4, 32).lag)
-    assert len(calls) == 3 * forwards, "one forward alone, one with its backward: the layer ran again in that"
+    assert len(calls) == 3 * forwards, (
+        "one forward alone, one with its backward: the layer ran again in that"
+    )
     model.gradient_checkpointing_disable()
     assert all(torch.equal(g, want[key]) for key, g in gradients(model).items())
 
@@ -155,7 +220,8 @@ def layers_of(model: PreTrainedModel) -> str:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
 def test_control_the_librarys_own_checkpointing_loses_the_cache(name: str) -> None:
-    """A rollout over the plain model with checkpointing on is another computation, with no error."""
+    """A rollout over the plain model with checkpointing on is another computation, with no
+    error."""
     model = hosted(name, "t2mlr-middle")
     weights = {key: p.detach() for key, p in recurrent_parameters(model).items()}
     base = unhosted(name).train()
@@ -197,7 +263,8 @@ def test_a_backward_pass_over_some_tokens_leaves_nothing_behind(pathway: str) ->
 
 @pytest.mark.parametrize("pathway", PATHWAYS)
 def test_gradients_of_embeddings(pathway: str) -> None:
-    """Also by `autograd.grad`, which runs only the part of the graph that leads to its inputs, and after it, the rest."""
+    """Also by `autograd.grad`, which runs only the part of the graph that leads to its inputs, and
+    after it, the rest."""
     model = hosted("llama", pathway)
     embeddings = model.get_input_embeddings()(IDS).detach().requires_grad_()
     value = loss_of(model(inputs_embeds=embeddings, use_cache=False).logits)
@@ -244,7 +311,8 @@ def test_training_one_layer_alone(pathway: str) -> None:
 
 @pytest.mark.parametrize("pathway", ["turboconn-3", "t2mlr-whole"])
 def test_an_untrained_recurrence_learns(pathway: str) -> None:
-    """Zero at the start, and not stuck there: the papers' initialisation gives the recurrence a gradient."""
+    """Zero at the start, and not stuck there: the papers' initialisation gives the recurrence a
+    gradient."""
     model = undertow.attach(unhosted("llama"), PATHWAYS[pathway], undertow.Sequential())
     found = {key: g for key, g in gradients(model).items() if "recurrence" in key}
     assert any(float(g.abs().max()) > 0 for g in found.values())
@@ -254,7 +322,9 @@ def test_an_untrained_recurrence_learns(pathway: str) -> None:
         gradients(model)
         optimiser.step()
     assert loss(model).item() < before
-    assert all(float(g.abs().max()) > 0 for key, g in gradients(model).items() if "recurrence" in key)
+    assert all(
+        float(g.abs().max()) > 0 for key, g in gradients(model).items() if "recurrence" in key
+    )
 
 
 def test_training_with_a_cache_and_padding_equals_training_without() -> None:
@@ -269,7 +339,9 @@ def test_training_with_a_cache_and_padding_equals_training_without() -> None:
     assert worst(cached, without) < 1e-4
 
 
-@pytest.mark.parametrize("gradient", ["none", "full(2)", "truncated", "truncated()", "truncated(0)", "truncated(-1)", ""])
+@pytest.mark.parametrize(
+    "gradient", ["none", "full(2)", "truncated", "truncated()", "truncated(0)", "truncated(-1)", ""]
+)
 def test_a_gradient_setting_that_makes_no_sense(gradient: str) -> None:
     with pytest.raises(undertow.ConfigError, match="gradient is"):
         Sequential(gradient=gradient)
@@ -303,7 +375,8 @@ def run(
     update: Update,
     group: Callable[[int], AbstractContextManager[object]],
 ) -> list[torch.Tensor]:
-    """A small rollout: each group's keys and values come from the last group's outputs, so that gradients flow in time."""
+    """A small rollout: each group's keys and values come from the last group's outputs, so that
+    gradients flow in time."""
     queries, keys, values = inputs
     outputs, carried, start = [], torch.zeros_like(queries[:, :, :1]), 0
     for size in groups:
@@ -345,14 +418,20 @@ def rolled_out(inputs: list[torch.Tensor], groups: list[int], layers: int) -> li
 
 
 rollouts = st.tuples(
-    st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 3), st.integers(1, 3), st.integers(0, 1000)
+    st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(0, 1000),
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(case=rollouts, data=st.data())
-def test_the_rollout_cache_is_concatenation(case: tuple[list[int], int, int, int], data: st.DataObject) -> None:
-    """Outputs, and gradients of any of the groups' outputs, in any order, through one graph again and again."""
+def test_the_rollout_cache_is_concatenation(
+    case: tuple[list[int], int, int, int], data: st.DataObject
+) -> None:
+    """Outputs, and gradients of any of the groups' outputs, in any order, through one graph again
+    and again."""
     groups, layers, heads, seed = case
     generator = torch.Generator().manual_seed(seed)
     shape = (2, heads, sum(groups), 3)
@@ -364,7 +443,11 @@ def test_the_rollout_cache_is_concatenation(case: tuple[list[int], int, int, int
     for want, got in zip(sides[0][1], sides[1][1], strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     passes = data.draw(
-        st.lists(st.lists(st.integers(0, len(groups) - 1), min_size=1, max_size=3, unique=True), min_size=1, max_size=3)
+        st.lists(
+            st.lists(st.integers(0, len(groups) - 1), min_size=1, max_size=3, unique=True),
+            min_size=1,
+            max_size=3,
+        )
     )
     for chosen in passes:
         wanted = data.draw(st.sampled_from([(0, 1, 2), (1,), (0, 2)]))
@@ -374,12 +457,15 @@ def test_the_rollout_cache_is_concatenation(case: tuple[list[int], int, int, int
             leaves = [inputs[i] for i in wanted]
             found.append(torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True))
         for want, got in zip(*found, strict=True):
-            want, got = (torch.zeros(shape, dtype=torch.double) if g is None else g for g in (want, got))
+            want, got = (
+                torch.zeros(shape, dtype=torch.double) if g is None else g for g in (want, got)
+            )
             torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
 
 
 def test_a_backward_pass_that_stops_half_way_leaves_nothing_for_the_next() -> None:
-    """`autograd.grad` of a late group's keys alone does not reach the early groups, whose slots must not keep its share."""
+    """`autograd.grad` of a late group's keys alone does not reach the early groups, whose slots
+    must not keep its share."""
     parts = [torch.randn(1, 1, 2, 3, dtype=torch.double) for _ in range(3)]
     leaves = [x.clone().requires_grad_() for x in parts]
     cache = RolloutCache(1, 6)
@@ -392,7 +478,11 @@ def test_a_backward_pass_that_stops_half_way_leaves_nothing_for_the_next() -> No
         total = total + (keys.pow(2) + values.pow(3)).sum()
     grown = [x.clone().requires_grad_() for x in parts]
     want = torch.autograd.grad(
-        sum((torch.cat(grown[: i + 1], 2).pow(2) + torch.cat(grown[: i + 1], 2).pow(3)).sum() for i in range(3)), grown
+        sum(
+            (torch.cat(grown[: i + 1], 2).pow(2) + torch.cat(grown[: i + 1], 2).pow(3)).sum()
+            for i in range(3)
+        ),
+        grown,
     )
     (late,) = torch.autograd.grad(total, leaves[2], retain_graph=True)
     torch.testing.assert_close(late, want[2])

@@ -9,7 +9,12 @@ from undertow.cli.command import Command
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", type=Path, default=Path("runs/bench"), help="folder to write to (default runs/bench)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs/bench"),
+        help="folder to write to (default runs/bench)",
+    )
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -25,4 +30,10 @@ def settings() -> type:
     return Bench
 
 
-BENCH = Command("bench", "Time a recurrence against a Transformer in one run: a table, and JSON.", arguments, run, settings)
+BENCH = Command(
+    "bench",
+    "Time a recurrence against a Transformer in one run: a table, and JSON.",
+    arguments,
+    run,
+    settings,
+)

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from undertow.errors import ConfigError
 
-OVERRIDES = "Settings, given as --key=value or --section.key=value; for a recipe they go before what its file says:\n\n"
+OVERRIDES = (
+    "Settings, given as --key=value or --section.key=value; for a recipe they go before what its "
+    "file says:\n\n"
+)
 
 
 @dataclass(frozen=True)
@@ -19,9 +22,10 @@ class Command:
         name: what is typed after `undertow`.
         help: what it does.
         arguments: adds its own options to a parser.
-        run: does it and prints what came of it, given the options and the settings beside them. It imports what it needs
-            when it runs, so that a command loads nothing for the others.
-        settings: gives the configuration class whose fields are its settings; None if it takes none.
+        run: does it and prints what came of it, given the options and the settings beside them. It
+            imports what it needs when it runs, so that a command loads nothing for the others.
+        settings: gives the configuration class whose fields are its settings; None if it takes
+            none.
         interrupted: what Ctrl-C leaves of it, where it does not say so itself.
     """
 
@@ -44,7 +48,9 @@ class Command:
 def refuse_settings(command: str, overrides: list[str]) -> None:
     """Raise a ConfigError if anything was given that the command does not know."""
     if overrides:
-        raise ConfigError(f"undertow {command} does not know {overrides[0]!r}; see undertow {command} --help")
+        raise ConfigError(
+            f"undertow {command} does not know {overrides[0]!r}; see undertow {command} --help"
+        )
 
 
 def recipe_settings() -> type:

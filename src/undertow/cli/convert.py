@@ -18,18 +18,36 @@ NO_ROOM = {
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="folder or hub name of a model; with --huginn, a file or folder of weights")
+    parser.add_argument(
+        "source", help="folder or hub name of a model; with --huginn, a file or folder of weights"
+    )
     parser.add_argument("output", type=Path, help="folder to write to")
     parser.add_argument("--preset", help="layer picks of the retrofit paper, such as llama-3.2-1b")
-    parser.add_argument("--whole", action="store_true", help="loop the whole stack with an exit gate, as LoopLM does")
-    for name in ("prelude", "core", "coda"):
-        parser.add_argument(f"--{name}", help=f"layers of the {name}, 0-based, such as 0-3 or 0,2,5-7")
-    parser.add_argument("--depth", type=int, help="iterations where nothing else is said (default 4)")
-    parser.add_argument("--no-injection", action="store_true", help="let the state alone enter the core")
-    parser.add_argument("--huginn", action="store_true", help="import weights as Huginn's training wrote them")
-    parser.add_argument("--config", type=Path, help="with --huginn: config.json, if it is not beside the weights")
     parser.add_argument(
-        "--tokenizer", metavar="FOLDER", help="with --huginn: its tokenizer, which `undertow generate` and eval need"
+        "--whole",
+        action="store_true",
+        help="loop the whole stack with an exit gate, as LoopLM does",
+    )
+    for name in ("prelude", "core", "coda"):
+        parser.add_argument(
+            f"--{name}", help=f"layers of the {name}, 0-based, such as 0-3 or 0,2,5-7"
+        )
+    parser.add_argument(
+        "--depth", type=int, help="iterations where nothing else is said (default 4)"
+    )
+    parser.add_argument(
+        "--no-injection", action="store_true", help="let the state alone enter the core"
+    )
+    parser.add_argument(
+        "--huginn", action="store_true", help="import weights as Huginn's training wrote them"
+    )
+    parser.add_argument(
+        "--config", type=Path, help="with --huginn: config.json, if it is not beside the weights"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="with --huginn: its tokenizer, which `undertow generate` and eval need",
     )
 
 
@@ -41,30 +59,45 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     check(options)
     if options.huginn:
         if options.tokenizer is not None:
-            load_tokenizer(options.tokenizer)  # so that a missing one is told before the weights are read
+            load_tokenizer(
+                options.tokenizer
+            )  # so that a missing one is told before the weights are read
         print(import_checkpoint(options.source, options.output, options.config, options.tokenizer))
         return
     depth = 4 if options.depth is None else options.depth
-    settings: dict[str, Any] = {"depth": depth, "injection": "none" if options.no_injection else "adapter"}
+    settings: dict[str, Any] = {
+        "depth": depth,
+        "injection": "none" if options.no_injection else "adapter",
+    }
     if options.whole:
         looped = Looped.whole(layers_of(options.source), depth)
     elif options.preset is not None:
         looped = Looped.preset(options.preset, **settings)
     else:
-        looped = Looped(picks(options.prelude), picks(options.core), picks(options.coda), **settings)
+        looped = Looped(
+            picks(options.prelude), picks(options.core), picks(options.coda), **settings
+        )
     print(loop_checkpoint(options.source, options.output, looped))
 
 
 def check(options: argparse.Namespace) -> None:
     """Refuse options that would do nothing."""
-    given = {name: value for name, value in vars(options).items() if value is not None and value is not False}
+    given = {
+        name: value
+        for name, value in vars(options).items()
+        if value is not None and value is not False
+    }
     for way, names in NO_ROOM.items():
         for name in names:
             if way in given and name in given:
-                raise ConfigError(f"--{name.replace('_', '-')} does nothing beside --{way}; leave out one of them")
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} does nothing beside --{way}; leave out one of them"
+                )
     for name in ("config", "tokenizer"):
         if name in given and "huginn" not in given:
-            raise ConfigError(f"--{name} is an option of --huginn alone; give --huginn, or leave it out")
+            raise ConfigError(
+                f"--{name} is an option of --huginn alone; give --huginn, or leave it out"
+            )
 
 
 def layers_of(source: str) -> int:
@@ -81,7 +114,8 @@ def layers_of(source: str) -> int:
 
 CONVERT = Command(
     "convert",
-    "Loop the layers of a pretrained model, or import Huginn's training weights, as a folder to load.",
+    "Loop the layers of a pretrained model, or import Huginn's training weights, as a folder to "
+    "load.",
     arguments,
     run,
     interrupted="what was there before is untouched; the same command starts anew",

@@ -9,7 +9,12 @@ from undertow.cli.command import Command
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder to write to (default runs/demo)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs/demo"),
+        help="folder to write to (default runs/demo)",
+    )
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:

@@ -22,20 +22,32 @@ PER_RUN = ("gates", "positions", "probes")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["fidelity", "choices", "lengths", "latency", "parameters", "depth", *PER_RUN])
+    parser.add_argument(
+        "what",
+        choices=["fidelity", "choices", "lengths", "latency", "parameters", "depth", *PER_RUN],
+    )
     parser.add_argument(
         "run",
         type=Path,
         nargs="+",
-        help="folder of a run or of one of its seeds; of a study too for choices, lengths, latency; a recipe for parameters",
+        help=(
+            "folder of a run or of one of its seeds; of a study too for choices, lengths, latency; "
+            "a recipe for parameters"
+        ),
     )
     parser.add_argument(
         "--examples",
         type=int,
         help="held-out examples: 256 of each length for choices and 16 for the others, if left out",
     )
-    parser.add_argument("--baseline", type=Path, help="for probes: a run without recurrence to compare with")
-    parser.add_argument("--output", type=Path, help="folder for what lengths and latency write (default: the first run's)")
+    parser.add_argument(
+        "--baseline", type=Path, help="for probes: a run without recurrence to compare with"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder for what lengths and latency write (default: the first run's)",
+    )
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:

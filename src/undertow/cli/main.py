@@ -27,8 +27,11 @@ COMMANDS = {command.name: command for command in ALL}
 
 
 def parser(help_for: str | None = None) -> argparse.ArgumentParser:
-    """The parser. `help_for` names the command whose help is wanted, which costs the import of all settings."""
-    main = argparse.ArgumentParser(prog="undertow", description="Recurrence for decoder-only language models.")
+    """The parser. `help_for` names the command whose help is wanted, which costs the import of all
+    settings."""
+    main = argparse.ArgumentParser(
+        prog="undertow", description="Recurrence for decoder-only language models."
+    )
     subparsers = main.add_subparsers(dest="command", required=True, metavar=" | ".join(COMMANDS))
     for command in COMMANDS.values():
         command.arguments(
@@ -45,14 +48,18 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 2 after a mistake of the user's, told in one sentence; 130 after Ctrl-C and 143 after SIGTERM."""
+    """Run one command; 2 after a mistake of the user's, told in one sentence; 130 after Ctrl-C and
+    143 after SIGTERM."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     for argument in given:
         if not is_text(argument):
-            print(f"undertow: {argument[:80]!r} is no UTF-8 text; write it otherwise", file=sys.stderr)
+            print(
+                f"undertow: {argument[:80]!r} is no UTF-8 text; write it otherwise", file=sys.stderr
+            )
             return 2
     wants_help = bool(given) and ("-h" in given or "--help" in given)
-    # argparse would take a setting with a blank in it, such as --model={path: m}, for one more file.
+    # argparse would take a setting with a blank in it, such as --model={path: m}, for one more
+    # file.
     sections = [argument for argument in given if re.match(r"--[\w.]+=[{[]", argument)]
     rest = [argument for argument in given if argument not in sections]
     options, others = parser(given[0] if wants_help else None).parse_known_args(rest)
@@ -73,7 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"undertow: {told}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:
-        number, said = (error.number, error.said) if isinstance(error, Interrupted) else (signal.SIGINT, "")
+        number, said = (
+            (error.number, error.said) if isinstance(error, Interrupted) else (signal.SIGINT, "")
+        )
         print(f"undertow: interrupted; {said or command.interrupted}", file=sys.stderr)
         return 128 + number
     return 0
@@ -88,15 +97,24 @@ def sentence(error: Exception) -> str:
 
 
 def last_resort(error: Exception) -> str | None:
-    """What to say of an error that whoever read the input should have told, but could not; None for a fault of ours."""
-    if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "can't allocate memory" in str(error):
-        return f"memory ran out ({sentence(error)}); make the model, the batch or the lengths smaller"
+    """What to say of an error that whoever read the input should have told, but could not; None for
+    a fault of ours."""
+    if (
+        isinstance(error, MemoryError)
+        or "OutOfMemory" in type(error).__name__
+        or "can't allocate memory" in str(error)
+    ):
+        return (
+            f"memory ran out ({sentence(error)}); make the model, the batch or the lengths smaller"
+        )
     if isinstance(error, RecursionError):
         return "something that was given is nested too deep to be read; make it flatter"
     if isinstance(error, OverflowError):
         return f"a number that was given is too large ({sentence(error)}); make it smaller"
     if isinstance(error, UnicodeError):
-        return f"a text that was given cannot be read or written ({sentence(error)}); save it as UTF-8"
+        return (
+            f"a text that was given cannot be read or written ({sentence(error)}); save it as UTF-8"
+        )
     return None
 
 

@@ -10,7 +10,11 @@ from undertow.cli.command import Command, recipe_settings
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", type=Path, help="YAML file")
-    parser.add_argument("--dry-run", action="store_true", help="train nothing: check the recipe and tell what it would cost")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="train nothing: check the recipe and tell what it would cost",
+    )
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Recurrence in depth: a block of layers that runs several times for each token.
 
-The layers are a model's; here are the loop, the depth of a training step, the rules by which a token stops, the cache by
-layer and iteration, and generation.
+The layers are a model's; here are the loop, the depth of a training step, the rules by which a
+token stops, the cache by layer and iteration, and generation.
 """
 
 from undertow.depth.cache import CacheMemory, DepthCache, cache_memory, ledger_of

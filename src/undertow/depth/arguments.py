@@ -1,4 +1,5 @@
-"""What a forward is given besides the base model's own inputs: names, and what a loop takes, held to their types."""
+"""What a forward is given besides the base model's own inputs: names, and what a loop takes, held
+to their types."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from undertow.errors import ConfigError
 from undertow.fields import shown
 
 # What others call them.
-SYNONYMS = {"num_steps": "depth", "iterations": "depth", "num_iterations": "depth", "loops": "depth", "num_loops": "depth"}
+SYNONYMS = {
+    "num_steps": "depth",
+    "iterations": "depth",
+    "num_iterations": "depth",
+    "loops": "depth",
+    "num_loops": "depth",
+}
 SYNONYMS |= {"seed": "state_seed", "exit": "exit_rule", "recurrence": "recurrent_mask"}
 # What looks like ours, and is a word that others use for something else.
 OTHERS = frozenset({"batch", "states"})
@@ -24,7 +31,8 @@ ALIKE = 0.75
 
 
 def check_loop_arguments(given: Mapping[str, Any]) -> None:
-    """Refuse values of another type than their argument's, and pairs of which one would be dropped. None asks for nothing.
+    """Refuse values of another type than their argument's, and pairs of which one would be dropped.
+    None asks for nothing.
 
     `depth` is not looked at: `steps_from` reads it.
 
@@ -32,26 +40,46 @@ def check_loop_arguments(given: Mapping[str, Any]) -> None:
         ConfigError: a value is of another type, or two arguments cannot go together.
     """
     check_exit_rule(given.get("exit_rule"))
-    resume, warm, seed, watch = (given.get(name) for name in ("resume", "warm_start", "state_seed", "watch"))
+    resume, warm, seed, watch = (
+        given.get(name) for name in ("resume", "warm_start", "state_seed", "watch")
+    )
     if resume is not None and (not is_whole(resume) or resume < 0):
-        raise ConfigError(f"resume is {shown(resume)}; give the whole number of iterations that the new tokens have run")
+        raise ConfigError(
+            f"resume is {shown(resume)}; give the whole number of iterations that the new tokens "
+            "have run"
+        )
     if warm is not None and type(warm) is not bool:
         raise ConfigError(f"warm_start is {shown(warm)}; give True or False")
-    whole = isinstance(seed, torch.Tensor) and not seed.is_floating_point() and seed.dtype != torch.bool and seed.ndim < 2
+    whole = (
+        isinstance(seed, torch.Tensor)
+        and not seed.is_floating_point()
+        and seed.dtype != torch.bool
+        and seed.ndim < 2
+    )
     if seed is not None and not whole and not (is_whole(seed) and abs(seed) < 2**63):
-        raise ConfigError(f"state_seed is {shown(seed)}; give a whole number of 63 bits, or a tensor of one a row")
+        raise ConfigError(
+            f"state_seed is {shown(seed)}; give a whole number of 63 bits, or a tensor of one a row"
+        )
     if watch is not None and not callable(watch):
-        raise ConfigError(f"watch is {shown(watch)}; give a function of an iteration's number, the state before and after")
+        raise ConfigError(
+            f"watch is {shown(watch)}; give a function of an iteration's number, the state before "
+            "and after"
+        )
     initial = given.get("initial")
     if initial is not None and not isinstance(initial, torch.Tensor):
-        raise ConfigError(f"initial is {shown(initial)}; give a tensor of states [batch, tokens, width]")
+        raise ConfigError(
+            f"initial is {shown(initial)}; give a tensor of states [batch, tokens, width]"
+        )
     starts = {"resume": bool(resume), "warm_start": bool(warm), "initial": initial is not None}
     several = [name for name, asked in starts.items() if asked]
     if len(several) > 1:
-        raise ConfigError(f"{' and '.join(several)} each say where the loop starts; give only one of them")
+        raise ConfigError(
+            f"{' and '.join(several)} each say where the loop starts; give only one of them"
+        )
     if seed is not None and (bool(resume) or initial is not None):
         raise ConfigError(
-            f"state_seed would not be read beside {several[0]}, which says where the loop starts; leave it out"
+            f"state_seed would not be read beside {several[0]}, which says where the loop starts; "
+            "leave it out"
         )
 
 
@@ -71,10 +99,14 @@ def check_exit_rule(rule: Any) -> None:
 
 
 def refuse_near(owner: str, unknown: Iterable[str], ours: Sequence[str]) -> None:
-    """Refuse the first of these names that is near one of ours, in another spelling or as others call it."""
+    """Refuse the first of these names that is near one of ours, in another spelling or as others
+    call it."""
     for name in unknown:
         if (meant := _meant(name, tuple(ours))) is not None:
-            raise ConfigError(f"{name} is no argument of {owner}, which would drop it unread; did you mean {meant!r}?")
+            raise ConfigError(
+                f"{name} is no argument of {owner}, which would drop it unread; did you mean "
+                f"{meant!r}?"
+            )
 
 
 @functools.lru_cache(maxsize=256)  # each decoded token may ask
@@ -82,6 +114,8 @@ def _meant(name: str, ours: tuple[str, ...]) -> str | None:
     if name.lower() in OTHERS:
         return None
     plain = {each.replace("_", ""): each for each in ours}
-    near = difflib.get_close_matches(name.lower().replace("_", "").replace("-", ""), plain, n=1, cutoff=ALIKE)
+    near = difflib.get_close_matches(
+        name.lower().replace("_", "").replace("-", ""), plain, n=1, cutoff=ALIKE
+    )
     meant = SYNONYMS.get(name) or (plain[near[0]] if near else None)
     return meant if meant in ours else None

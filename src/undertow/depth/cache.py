@@ -1,10 +1,12 @@
 """The depth-aware key-value cache: entries by layer, iteration and token, in preallocated buffers.
 
-A `transformers` cache whose layers hold one slot an iteration. The invariant that everything rests on: each slot of a token
-that is done holds the entry of the deepest iteration that the slot stands for, or else of the deepest that the token ran. So
-a later token reads one slot, at any iteration, whatever depth the tokens before it stopped at.
+A `transformers` cache whose layers hold one slot an iteration. The invariant that everything rests
+on: each slot of a token that is done holds the entry of the deepest iteration that the slot stands
+for, or else of the deepest that the token ran. So a later token reads one slot, at any iteration,
+whatever depth the tokens before it stopped at.
 
-As cache layers the entries go where their row goes: beam search, cropping and repeated rows act on them as on any other.
+As cache layers the entries go where their row goes: beam search, cropping and repeated rows act on
+them as on any other.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from undertow.fields import fitting
 
 # The library's keyword for the cache: `past_key_values` up to transformers 5.23, `cache` since.
 CACHE = (
-    "cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
+    "cache"
+    if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    else "past_key_values"
 )
 # Tokens to make room for where nobody says how many will come; the room doubles when it is full.
 FIRST_TOKENS = 64
@@ -37,10 +41,13 @@ class Cursor:
         batch: rows of the whole batch.
         start: tokens that the cache held before this forward.
         limit: iterations that a token can run in this forward.
-        iteration: the running one; None outside the loop, where a layer's entry stands for every iteration.
+        iteration: the running one; None outside the loop, where a layer's entry stands for every
+            iteration.
         rows: which rows are computed ``[b]``; None for all.
-        moving: which of their tokens still move ``[b, T]``; None for all. The others keep their last entry.
-        first: whether this is the first entry of these tokens in a layer that skipped the iterations before.
+        moving: which of their tokens still move ``[b, T]``; None for all. The others keep their
+            last entry.
+        first: whether this is the first entry of these tokens in a layer that skipped the
+            iterations before.
     """
 
     batch: int = 0
@@ -79,10 +86,12 @@ class Rows(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens. Their entries stay in the buffers until others overwrite them."""
-        if tokens_to_remove > 0:  # as the library's layers, for which this once was the length to keep
+        if (
+            tokens_to_remove > 0
+        ):  # as the library's layers, for which this once was the length to keep
             raise DataError(
-                f"crop is given {tokens_to_remove}; give the number of tokens to take back as a negative one, as "
-                f"crop(-{tokens_to_remove})"
+                f"crop is given {tokens_to_remove}; give the number of tokens to take back as a "
+                f"negative one, as crop(-{tokens_to_remove})"
             )
         self.seen = max(self.seen + tokens_to_remove, 0)
 
@@ -93,14 +102,19 @@ class Rows(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.is_initialized:
-            self.keys, self.values = self.keys.repeat_interleave(repeats, 0), self.values.repeat_interleave(repeats, 0)
+            self.keys, self.values = (
+                self.keys.repeat_interleave(repeats, 0),
+                self.values.repeat_interleave(repeats, 0),
+            )
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         if self.is_initialized:
             self.keys, self.values = self.keys[indices], self.values[indices]
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        if self.is_initialized:  # a layer that the loop leaves out holds nothing, however many tokens there were
+        if (
+            self.is_initialized
+        ):  # a layer that the loop leaves out holds nothing, however many tokens there were
             self.batch_select_indices(beam_idx.to(self.keys.device))
 
 
@@ -113,18 +127,26 @@ class DepthLayer(Rows):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.device = key_states.device
-        self.keys, self.values = self._room(key_states, 1, self.tokens), self._room(value_states, 1, self.tokens)
+        self.keys, self.values = (
+            self._room(key_states, 1, self.tokens),
+            self._room(value_states, 1, self.tokens),
+        )
         self.is_initialized = True
 
     def _room(self, entry: torch.Tensor, slots: int, tokens: int) -> torch.Tensor:
-        return entry.new_zeros(self.cursor.batch or entry.shape[0], slots, entry.shape[-3], tokens, entry.shape[-1])
+        return entry.new_zeros(
+            self.cursor.batch or entry.shape[0], slots, entry.shape[-3], tokens, entry.shape[-1]
+        )
 
     @property
     def slots(self) -> int:
         return self.keys.shape[1] if self.is_initialized else 0
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Enter the new tokens' keys and values ``[b, heads, T, head width]``; those of all tokens so far for attention."""
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Enter the new tokens' keys and values ``[b, heads, T, head width]``; those of all tokens
+        so far for attention."""
         if not self.is_initialized:
             self.lazy_initialization(key_states.detach(), value_states.detach())
         cursor = self.cursor
@@ -132,11 +154,16 @@ class DepthLayer(Rows):
         slots = 1 if cursor.iteration is None else self.policy.slots(cursor.limit)
         self._make_room(slots, stop)
         self.seen = stop
-        return self._enter(self.keys, key_states, stop), self._enter(self.values, value_states, stop)
+        return self._enter(self.keys, key_states, stop), self._enter(
+            self.values, value_states, stop
+        )
 
     def _make_room(self, slots: int, tokens: int) -> None:
         held_slots, held_tokens = self.keys.shape[1], self.keys.shape[3]
-        slots, tokens = max(slots, held_slots), tokens if tokens <= held_tokens else max(tokens, 2 * held_tokens)
+        slots, tokens = (
+            max(slots, held_slots),
+            tokens if tokens <= held_tokens else max(tokens, 2 * held_tokens),
+        )
         tokens = max(tokens, held_tokens)
         if (slots, tokens) == (held_slots, held_tokens):
             return
@@ -144,7 +171,8 @@ class DepthLayer(Rows):
             old = getattr(self, name)
             new = self._room(old, slots, tokens)
             new[:, :held_slots, :, :held_tokens] = old
-            # A slot beyond those that there were stands for iterations that no token ran: the deepest entry fills it.
+            # A slot beyond those that there were stands for iterations that no token ran: the
+            # deepest entry fills it.
             new[:, held_slots:, :, :held_tokens] = old[:, -1:]
             setattr(self, name, new)
 
@@ -158,7 +186,9 @@ class DepthLayer(Rows):
         else:
             slot = self.policy.slot(iteration)
             if cursor.moving is not None:
-                before = buffer[:, slot if iteration >= buffer.shape[1] else max(slot - 1, 0), :, start:stop]
+                before = buffer[
+                    :, slot if iteration >= buffer.shape[1] else max(slot - 1, 0), :, start:stop
+                ]
                 before = before if cursor.rows is None else before[cursor.rows]
                 entry = torch.where(cursor.moving[:, None, :, None], entry, before)
             for each in range(slot + 1) if cursor.first else (slot,):
@@ -173,19 +203,23 @@ class DepthLayer(Rows):
         return read
 
     def fill(self, stop: int, depths: int | torch.Tensor) -> None:
-        """Give the new tokens' slots beyond the last iteration that their row ran, ``[B]`` or one for all, its entry."""
+        """Give the new tokens' slots beyond the last iteration that their row ran, ``[B]`` or one
+        for all, its entry."""
         start, slots = self.cursor.start, self.slots
         for buffer in (self.keys, self.values):
             new = buffer[:, :, :, start:stop]
             if isinstance(depths, int):
                 new[:, depths:] = new[:, depths - 1 : depths]
             else:
-                source = torch.arange(slots, device=buffer.device)[None].minimum(depths[:, None] - 1)
+                source = torch.arange(slots, device=buffer.device)[None].minimum(
+                    depths[:, None] - 1
+                )
                 new.copy_(new.gather(1, source[:, :, None, None, None].expand_as(new)))
 
 
 class Ledger(Rows):
-    """What is known of each token: its last state (`keys`, ``[B, 1, N, D]``) and depth (`values`, ``[B, 1, N, 1]``)."""
+    """What is known of each token: its last state (`keys`, ``[B, 1, N, D]``) and depth (`values`,
+    ``[B, 1, N, 1]``)."""
 
     def __init__(self, cursor: Cursor, tokens: int) -> None:
         super().__init__()
@@ -199,7 +233,9 @@ class Ledger(Rows):
         self.values = value_states.new_zeros(value_states.shape[0], 1, self.tokens, 1)
         self.is_initialized = True
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         start, stop = self.cursor.start, self.cursor.start + key_states.shape[-2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -217,9 +253,12 @@ class Ledger(Rows):
         self.update(states.detach()[:, None], depths[:, None, :, None])
 
     def states(self, start: int, stop: int) -> torch.Tensor:
-        """The last states of tokens `start` to `stop`, ``[B, n, D]``; also of tokens that were cropped a moment ago."""
+        """The last states of tokens `start` to `stop`, ``[B, n, D]``; also of tokens that were
+        cropped a moment ago."""
         if not self.is_initialized or stop > self.keys.shape[2]:
-            raise DataError(f"the cache knows no states of tokens {start} to {stop}; run them first")
+            raise DataError(
+                f"the cache knows no states of tokens {start} to {stop}; run them first"
+            )
         found: torch.Tensor = self.keys[:, 0, start:stop]
         return found
 
@@ -231,10 +270,12 @@ class Ledger(Rows):
 
 
 class DepthCache(Cache):
-    """A key-value cache by layer and iteration, to give a recurrent-depth model in place of the one it would make.
+    """A key-value cache by layer and iteration, to give a recurrent-depth model in place of the one
+    it would make.
 
     Args:
-        policy: which iterations to keep: `Full()`, `Last()`, `Budget(n)` or `Anchor(first, turning)`.
+        policy: which iterations to keep: `Full()`, `Last()`, `Budget(n)` or `Anchor(first,
+            turning)`.
         tokens: how many tokens to make room for at once; the room doubles whenever it is full.
 
     Raises:
@@ -243,7 +284,9 @@ class DepthCache(Cache):
 
     def __init__(self, policy: CachePolicy | None = None, tokens: int = FIRST_TOKENS) -> None:
         if policy is not None and not isinstance(policy, CachePolicy):
-            raise ConfigError(f"the cache policy is {policy!r}; give one such as undertow.depth.Budget(4)")
+            raise ConfigError(
+                f"the cache policy is {policy!r}; give one such as undertow.depth.Budget(4)"
+            )
         super().__init__(layers=[])
         self.policy, self.tokens = policy or Full(), max(fitting("tokens", int, tokens), 1)
 
@@ -268,7 +311,8 @@ def shown(owner: Any) -> str:
 
 
 def depth_layers(cache: Cache, layers: int, policy: CachePolicy | None = None) -> Ledger:
-    """Make the first `layers` layers of an empty cache depth-aware, or find them so, and return the ledger behind them.
+    """Make the first `layers` layers of an empty cache depth-aware, or find them so, and return the
+    ledger behind them.
 
     A `DepthCache` brings its own policy.
 
@@ -279,12 +323,14 @@ def depth_layers(cache: Cache, layers: int, policy: CachePolicy | None = None) -
         if isinstance(layer, Ledger):
             if layer.closed:
                 raise DataError(
-                    "the cache was returned by a forward with gradients, which keeps no entries of the loop; fill a cache "
-                    "under torch.no_grad() to go on from it"
+                    "the cache was returned by a forward with gradients, which keeps no entries of "
+                    "the loop; fill a cache under torch.no_grad() to go on from it"
                 )
             return layer
     if cache.get_seq_length():
-        raise DataError("the cache was filled without the recurrence in depth; start with an empty one")
+        raise DataError(
+            "the cache was filled without the recurrence in depth; start with an empty one"
+        )
     cursor = Cursor()
     tokens = FIRST_TOKENS
     if isinstance(cache, DepthCache):
@@ -296,29 +342,45 @@ def depth_layers(cache: Cache, layers: int, policy: CachePolicy | None = None) -
     return ledger
 
 
-def begin(cache: Cache, layers: int, batch: int, limit: int, policy: CachePolicy | None = None, owner: Any = None) -> Ledger:
-    """Start a forward of `batch` rows, up to `limit` iterations deep, on a cache (see `depth_layers`).
+def begin(
+    cache: Cache,
+    layers: int,
+    batch: int,
+    limit: int,
+    policy: CachePolicy | None = None,
+    owner: Any = None,
+) -> Ledger:
+    """Start a forward of `batch` rows, up to `limit` iterations deep, on a cache (see
+    `depth_layers`).
 
-    `owner` is anything that compares equal for the forwards that one cache may serve, such as the loop's settings.
+    `owner` is anything that compares equal for the forwards that one cache may serve, such as the
+    loop's settings.
 
     Raises:
-        DataError: the cache holds tokens of another loop, or computed in another type, or not the same everywhere.
+        DataError: the cache holds tokens of another loop, or computed in another type, or not the
+            same everywhere.
     """
     ledger = depth_layers(cache, layers, policy)
-    room = [layer.keys.shape[3] for layer in cache.layers if isinstance(layer, DepthLayer) and layer.is_initialized]
+    room = [
+        layer.keys.shape[3]
+        for layer in cache.layers
+        if isinstance(layer, DepthLayer) and layer.is_initialized
+    ]
     if (held := min([int(cache.get_seq_length()), *room])) != ledger.seen:
         raise DataError(
-            f"the cache holds {held} tokens but the loop's states of {ledger.seen}: a forward was interrupted, or only part "
-            "of the cache was changed; start with an empty one, and shorten it by crop"
+            f"the cache holds {held} tokens but the loop's states of {ledger.seen}: a forward was "
+            "interrupted, or only part of the cache was changed; start with an empty one, and "
+            "shorten it by crop"
         )
     if ledger.seen and ledger.owner != owner:
         raise DataError(
-            f"the cache was filled by {shown(ledger.owner)}, and this forward is of {shown(owner)}; start with an empty one"
+            f"the cache was filled by {shown(ledger.owner)}, and this forward is of "
+            f"{shown(owner)}; start with an empty one"
         )
     if ledger.seen and len(ledger.keys) != batch:  # which would be broadcast
         raise DataError(
-            f"the cache holds {len(ledger.keys)} rows and this forward has {batch}; give as many, or change the cache's by "
-            "batch_select_indices or batch_repeat_interleave"
+            f"the cache holds {len(ledger.keys)} rows and this forward has {batch}; give as many, "
+            "or change the cache's by batch_select_indices or batch_repeat_interleave"
         )
     ledger.owner = owner
     cursor = ledger.cursor
@@ -328,9 +390,11 @@ def begin(cache: Cache, layers: int, batch: int, limit: int, policy: CachePolicy
 
 
 def finish(cache: Cache, ledger: Ledger, states: torch.Tensor, depths: torch.Tensor) -> None:
-    """End a forward: each slot of its tokens gets the deepest entry it can stand for, and the ledger its line.
+    """End a forward: each slot of its tokens gets the deepest entry it can stand for, and the
+    ledger its line.
 
-    `states` ``[B, T, D]`` are the tokens' last ones and `depths` ``[B, T]`` the iterations that each ran.
+    `states` ``[B, T, D]`` are the tokens' last ones and `depths` ``[B, T]`` the iterations that
+    each ran.
     """
     rows = depths.amax(dim=1).clamp(min=1)
     least, most = int(rows.min()), int(rows.max())
@@ -357,7 +421,8 @@ def ledger_of(cache: Cache) -> Ledger:
 
 @dataclass(frozen=True)
 class CacheMemory:
-    """Bytes of keys and values: reserved, and in use by the tokens so far; and the iterations kept for each token."""
+    """Bytes of keys and values: reserved, and in use by the tokens so far; and the iterations kept
+    for each token."""
 
     reserved: int
     used: int

@@ -1,7 +1,8 @@
 """When a token may stop iterating: exit rules, per token and per row.
 
-A rule is settings; `watch()` makes what remembers one forward's tokens. After each iteration from `minimum` on it is shown
-the evidence and answers which tokens are done. Thresholds are those of arXiv 2502.05171's released code unless noted.
+A rule is settings; `watch()` makes what remembers one forward's tokens. After each iteration from
+`minimum` on it is shown the evidence and answers which tokens are done. Thresholds are those of
+arXiv 2502.05171's released code unless noted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Evidence:
         before, after: the state ``[b, T, D]`` before and after the iteration.
         logits: the logits ``[b, T, V]`` that the state gives, if the rule asked for them.
         positions: absolute positions ``[b, T]``.
-        gate: the exit probability ``[b, T]`` that a learned gate gives a state, if the model has one.
+        gate: the exit probability ``[b, T]`` that a learned gate gives a state, if the model has
+            one.
     """
 
     depth: int
@@ -84,7 +86,9 @@ class _Threshold(ExitRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.threshold <= 0:
-            raise ConfigError(f"threshold is {self.threshold}; nothing is below it, so use more than 0")
+            raise ConfigError(
+                f"threshold is {self.threshold}; nothing is below it, so use more than 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,10 @@ class Cosine(_Threshold):
     """Stop when the distance is below this."""
 
     def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
-        return 1 - F.cosine_similarity(evidence.after.float(), evidence.before.float(), dim=-1) < self.threshold
+        return (
+            1 - F.cosine_similarity(evidence.after.float(), evidence.before.float(), dim=-1)
+            < self.threshold
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,8 @@ class KLDivergence(_Threshold):
 
 @dataclass(frozen=True)
 class MinPKL(KLDivergence):
-    """KL after every probability below `share` of the largest becomes 1/V: the tail's noise does not count."""
+    """KL after every probability below `share` of the largest becomes 1/V: the tail's noise does
+    not count."""
 
     kind: ClassVar[str] = "min-p-kl"
     threshold: float = 1e-5
@@ -200,7 +208,8 @@ class Scripted(ExitRule):
 
     kind: ClassVar[str] = "scripted"
     depths: tuple[int, ...] = (1,)
-    """Iterations of the tokens at positions 0, 1, 2, ...; the last one holds for all further positions."""
+    """Iterations of the tokens at positions 0, 1, 2, ...; the last one holds for all further
+    positions."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.depths, tuple | list) or not self.depths:
@@ -216,9 +225,11 @@ class Scripted(ExitRule):
 
 @dataclass(frozen=True)
 class LearnedGate(ExitRule):
-    """Stop where the model's own gate has given away a share of the probability of stopping (arXiv 2510.25741).
+    """Stop where the model's own gate has given away a share of the probability of stopping (arXiv
+    2510.25741).
 
-    With λ_i = gate(s_i), the probability of having stopped by iteration i is 1 - ∏_{j<=i} (1 - λ_j).
+    With λ_i = gate(s_i), the probability of having stopped by iteration i is 1 - ∏_{j<=i} (1 -
+    λ_j).
     """
 
     kind: ClassVar[str] = "learned-gate"
@@ -233,7 +244,9 @@ class LearnedGate(ExitRule):
 
     def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
         if evidence.gate is None:
-            raise ConfigError("the exit rule learned-gate needs a model with an exit gate, which this one has not")
+            raise ConfigError(
+                "the exit rule learned-gate needs a model with an exit gate, which this one has not"
+            )
         going = memory.get("going", 1.0) * (1 - evidence.gate(evidence.after).float())
         memory["going"] = going
         return 1 - going >= self.quantile
@@ -241,7 +254,10 @@ class LearnedGate(ExitRule):
 
 def _logits(evidence: Evidence) -> torch.Tensor:
     if evidence.logits is None:
-        raise ConfigError("this exit rule looks at logits, but none are computed here; use one that looks at the state")
+        raise ConfigError(
+            "this exit rule looks at logits, but none are computed here; use one that looks at the "
+            "state"
+        )
     return evidence.logits
 
 

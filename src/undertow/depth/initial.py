@@ -1,7 +1,9 @@
-"""The initial state of each token: noise that is a pure function of a seed and the token's position.
+"""The initial state of each token: noise that is a pure function of a seed and the token's
+position.
 
-A token's state must not depend on what it is computed together with, or decoding with a cache would differ from one pass,
-and a batch from its rows. So the noise is no generator's stream but a hash of (seed, position, channel).
+A token's state must not depend on what it is computed together with, or decoding with a cache would
+differ from one pass, and a batch from its rows. So the noise is no generator's stream but a hash of
+(seed, position, channel).
 """
 
 from __future__ import annotations
@@ -17,10 +19,14 @@ _MASK = 0xFFFFFFFF
 _LOW = 0.5 * (1 + math.erf(-3 / math.sqrt(2)))
 
 
-def initial_state(positions: torch.Tensor, width: int, std: float, seed: int | torch.Tensor = 0) -> torch.Tensor:
-    """Noise ``[B, T, width]`` for tokens at absolute `positions` ``[B, T]``: normal, cut at three standard deviations.
+def initial_state(
+    positions: torch.Tensor, width: int, std: float, seed: int | torch.Tensor = 0
+) -> torch.Tensor:
+    """Noise ``[B, T, width]`` for tokens at absolute `positions` ``[B, T]``: normal, cut at three
+    standard deviations.
 
-    `seed` is a number, or one for each row ``[B]``. `std` is that of the uncut distribution; 0 gives zeros. In fp32.
+    `seed` is a number, or one for each row ``[B]``. `std` is that of the uncut distribution; 0
+    gives zeros. In fp32.
 
     Raises:
         ConfigError: there are more or fewer seeds than rows.
@@ -29,7 +35,9 @@ def initial_state(positions: torch.Tensor, width: int, std: float, seed: int | t
         return torch.zeros(*positions.shape, width, device=positions.device)
     if isinstance(seed, torch.Tensor) and seed.ndim:
         if seed.shape != positions.shape[:1]:
-            raise ConfigError(f"there are {seed.numel()} seeds for {len(positions)} rows; give one, or one a row")
+            raise ConfigError(
+                f"there are {seed.numel()} seeds for {len(positions)} rows; give one, or one a row"
+            )
         seed = seed[:, None].to(positions.device)
     key = _hash(_hash(positions.long() & _MASK) ^ _hash_any(seed, positions))
     channel = torch.arange(width, device=positions.device) * 0x9E3779B9
@@ -43,7 +51,9 @@ def mix(*numbers: int) -> int:
     """One seed made of several numbers, such as a seed and a step."""
     mixed = 0
     for number in numbers:
-        mixed = (mixed * 6364136223846793005 + (number ^ (number >> 32)) * 2 + 1442695040888963407) % 2**64
+        mixed = (
+            mixed * 6364136223846793005 + (number ^ (number >> 32)) * 2 + 1442695040888963407
+        ) % 2**64
         mixed ^= mixed >> 29
     return mixed % 2**62
 

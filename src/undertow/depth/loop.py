@@ -2,7 +2,8 @@
 
     s_i = core(inject(s_{i-1}, e)),  i = 1..r
 
-What one iteration computes is the caller's: a native model's core, or the looped layers of a hosted one.
+What one iteration computes is the caller's: a native model's core, or the looped layers of a hosted
+one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from undertow.errors import ConfigError
 from undertow.fields import check_fields
 
-# One iteration: the state ``[B, T, D]`` before it and its number, counted from 0, to the state after it.
+# One iteration: the state ``[B, T, D]`` before it and its number, counted from 0, to the state
+# after it.
 Iteration = Callable[[torch.Tensor, int], torch.Tensor]
 
 MOST_ITERATIONS = 100_000
@@ -39,12 +41,15 @@ class Steps:
     with_gradient: int
 
     def __post_init__(self) -> None:
-        if type(self.without_gradient) is not int or type(self.with_gradient) is not int:  # each forward asks
+        if (
+            type(self.without_gradient) is not int or type(self.with_gradient) is not int
+        ):  # each forward asks
             check_fields(self)
         if min(self.without_gradient, self.with_gradient) < 0 or self.total < 1:
             raise ConfigError(
-                f"depth is {self.without_gradient} iterations without gradient and {self.with_gradient} with it; "
-                "neither may be negative, and together there must be at least 1"
+                f"depth is {self.without_gradient} iterations without gradient and "
+                f"{self.with_gradient} with it; neither may be negative, and together there must "
+                "be at least 1"
             )
 
     @property
@@ -53,14 +58,16 @@ class Steps:
 
     @classmethod
     def of(cls, depth: int, backward: int) -> Steps:
-        """`depth` iterations, of which the last `backward` carry gradient, or all where there are fewer."""
+        """`depth` iterations, of which the last `backward` carry gradient, or all where there are
+        fewer."""
         check_depth("depth", depth)
         graded = min(depth, backward)
         return cls(depth - graded, graded)
 
 
 def steps_from(depth: int | tuple[int, int] | Steps | None, default: int, backward: int) -> Steps:
-    """What a model's `depth` argument means: a number of iterations, a pair (without, with gradient), or the default.
+    """What a model's `depth` argument means: a number of iterations, a pair (without, with
+    gradient), or the default.
 
     Raises:
         ConfigError: it is below 1, or none of these.
@@ -70,8 +77,13 @@ def steps_from(depth: int | tuple[int, int] | Steps | None, default: int, backwa
     if isinstance(depth, Steps):
         return depth
     if isinstance(depth, tuple | list):
-        if len(depth) != 2 or not all(isinstance(part, numbers.Integral) and not isinstance(part, bool) for part in depth):
-            raise ConfigError(f"depth is {depth!r}; a pair gives the iterations without gradient and those with it")
+        if len(depth) != 2 or not all(
+            isinstance(part, numbers.Integral) and not isinstance(part, bool) for part in depth
+        ):
+            raise ConfigError(
+                f"depth is {depth!r}; a pair gives the iterations without gradient and those with "
+                "it"
+            )
         return Steps(*depth)
     return Steps.of(depth, backward)
 
@@ -86,10 +98,11 @@ def iterate(
 ) -> torch.Tensor:
     """Run iterations `start` to `steps.total` on `state` ``[B, T, D]`` and return the last state.
 
-    Backpropagation is truncated: earlier iterations run without a graph. That follows from `steps` alone, never from
-    `train()` or `eval()`. What the iterations share, such as the embeddings that each injects, gets the gradient of those
-    that carry it. With `checkpointing` each of these keeps its input only and is computed again in the backward pass.
-    `watch` is called after each iteration with its number and the states before and after it.
+    Backpropagation is truncated: earlier iterations run without a graph. That follows from `steps`
+    alone, never from `train()` or `eval()`. What the iterations share, such as the embeddings that
+    each injects, gets the gradient of those that carry it. With `checkpointing` each of these keeps
+    its input only and is computed again in the backward pass. `watch` is called after each
+    iteration with its number and the states before and after it.
     """
     wanted = torch.is_grad_enabled()
     for index in range(start, steps.total):

@@ -1,4 +1,5 @@
-"""Looping layers of a pretrained model: which ones, how the prompt's embedding enters, and what the loop adds."""
+"""Looping layers of a pretrained model: which ones, how the prompt's embedding enters, and what the
+loop adds."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from undertow.fields import check_fields
 
 Injection = Literal["adapter", "none"]
 
-# Layer picks of arXiv 2511.07384, 0-based: (prelude, core, coda) as (first, last) of each. What lies between is dropped.
+# Layer picks of arXiv 2511.07384, 0-based: (prelude, core, coda) as (first, last) of each. What
+# lies between is dropped.
 PRESETS = {
     "tinyllama-1.1b": ((0, 3), (10, 17), (18, 21)),
     "llama-3.2-1b": ((0, 3), (6, 11), (12, 15)),
@@ -26,9 +28,11 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Looped:
-    """Some of a model's layers run several times for each token: what `undertow.attach` takes for recurrence in depth.
+    """Some of a model's layers run several times for each token: what `undertow.attach` takes for
+    recurrence in depth.
 
-    e = prelude(x);  s_i = core(inject(s_{i-1}, e)), i = 1..r;  coda(s_r). Layers in none of the three are left out.
+    e = prelude(x);  s_i = core(inject(s_{i-1}, e)), i = 1..r;  coda(s_r). Layers in none of the
+    three are left out.
     """
 
     kind: ClassVar[str] = "looped"
@@ -41,10 +45,11 @@ class Looped:
     coda: tuple[int, ...]
     """Layers that run once after the loop."""
     injection: Injection = "adapter"
-    """adapter: a linear map of cat(state, e) enters the core; it passes e through at the start, and the first state is
-    noise. none: the state alone enters, and the first is e."""
+    """adapter: a linear map of cat(state, e) enters the core; it passes e through at the start, and
+    the first state is noise. none: the state alone enters, and the first is e."""
     norm: bool = False
-    """Apply the model's final norm to the state between iterations, as LoopLM does; only without a coda."""
+    """Apply the model's final norm to the state between iterations, as LoopLM does; only without a
+    coda."""
     gate: bool = False
     """A learned exit gate on the state, as LoopLM's."""
     depth: int = 4
@@ -61,39 +66,60 @@ class Looped:
         check_depth("backward", self.backward)
         for name in ("prelude", "core", "coda"):
             layers = getattr(self, name)
-            if not isinstance(layers, tuple | list | range) or not all(type(layer) is int for layer in layers):
-                raise ConfigError(f"{name} is {layers!r}; give a tuple of layer numbers, such as (0, 1)")
+            if not isinstance(layers, tuple | list | range) or not all(
+                type(layer) is int for layer in layers
+            ):
+                raise ConfigError(
+                    f"{name} is {layers!r}; give a tuple of layer numbers, such as (0, 1)"
+                )
         if self.injection not in get_args(Injection):
-            raise ConfigError(f"injection is {self.injection!r}; choose one of {', '.join(get_args(Injection))}")
+            raise ConfigError(
+                f"injection is {self.injection!r}; choose one of {', '.join(get_args(Injection))}"
+            )
         check_fields(self)  # a range becomes a tuple, which JSON can hold
         if not self.core:
             raise ConfigError("core is empty; pick at least one layer to loop")
         picked = [*self.prelude, *self.core, *self.coda]
         if len(set(picked)) < len(picked):
             twice = next(layer for layer in picked if picked.count(layer) > 1)
-            raise ConfigError(f"layer {twice} is picked twice; prelude, core and coda must not overlap")
+            raise ConfigError(
+                f"layer {twice} is picked twice; prelude, core and coda must not overlap"
+            )
         if picked != sorted(picked):
-            raise ConfigError(f"the layers {picked} go up and down; prelude, core and coda must rise in this order")
+            raise ConfigError(
+                f"the layers {picked} go up and down; prelude, core and coda must rise in this "
+                "order"
+            )
         if picked[0] < 0:
             raise ConfigError(f"layer {picked[0]} is picked; layers count from 0")
         if self.norm and self.coda:
-            raise ConfigError("norm is on, but the loop's last state goes into a coda and not to the final norm; empty coda")
+            raise ConfigError(
+                "norm is on, but the loop's last state goes into a coda and not to the final norm; "
+                "empty coda"
+            )
         if self.state_std is not None and self.state_std < 0:
             raise ConfigError(f"state_std is {self.state_std}; use 0 or more")
 
     @classmethod
     def preset(cls, name: str, **settings: Any) -> Looped:
-        """The layer picks of the retrofit paper: tinyllama-1.1b, llama-3.2-1b, llama-3.2-1b-2-4-2 or olmo-2-1b."""
+        """The layer picks of the retrofit paper: tinyllama-1.1b, llama-3.2-1b, llama-3.2-1b-2-4-2
+        or olmo-2-1b."""
         if name not in PRESETS:
-            raise ConfigError(f"there is no preset {name!r}{nearest(name, PRESETS)}; there are {', '.join(PRESETS)}")
+            raise ConfigError(
+                f"there is no preset {name!r}{nearest(name, PRESETS)}; there are "
+                f"{', '.join(PRESETS)}"
+            )
         prelude, core, coda = (tuple(range(first, last + 1)) for first, last in PRESETS[name])
         return cls(prelude, core, coda, **settings)
 
     @classmethod
     def whole(cls, layers: int, depth: int = 4, gate: bool = True, **settings: Any) -> Looped:
-        """LoopLM (arXiv 2510.25741): the whole stack of `layers` loops, normed after each time, with an exit gate."""
+        """LoopLM (arXiv 2510.25741): the whole stack of `layers` loops, normed after each time,
+        with an exit gate."""
         if type(layers) is not int or layers < 1:
-            raise ConfigError(f"layers is {layers!r}; give the number of the model's layers, 1 or more")
+            raise ConfigError(
+                f"layers is {layers!r}; give the number of the model's layers, 1 or more"
+            )
         given = {"injection": "none", "norm": True, **settings}
         return cls((), tuple(range(layers)), (), depth=depth, gate=gate, **given)
 
@@ -105,7 +131,8 @@ class Looped:
         """Refuse picks that a model of so many layers has not."""
         if self.picked[-1] >= layers:
             raise ConfigError(
-                f"layer {self.picked[-1]} is picked, but the model's layers are 0 to {layers - 1}; pick among these"
+                f"layer {self.picked[-1]} is picked, but the model's layers are 0 to {layers - 1}; "
+                "pick among these"
             )
 
     def build(self, width: int) -> Loop:
@@ -114,16 +141,21 @@ class Looped:
 
 
 class Loop(nn.Module):
-    """The parameters of a loop over a model's layers: the adapter, 2 h², and the gate, h + 1, where there are any."""
+    """The parameters of a loop over a model's layers: the adapter, 2 h², and the gate, h + 1, where
+    there are any."""
 
     def __init__(self, settings: Looped, width: int) -> None:
         super().__init__()
         self.settings, self.width = settings, width
-        self.adapter = nn.Linear(2 * width, width, bias=False) if settings.injection == "adapter" else None
+        self.adapter = (
+            nn.Linear(2 * width, width, bias=False) if settings.injection == "adapter" else None
+        )
         self.gate = nn.Linear(width, 1) if settings.gate else None
         with torch.no_grad():
             if self.adapter is not None:
-                self.adapter.weight.copy_(torch.cat([torch.zeros(width, width), torch.eye(width)], dim=1))
+                self.adapter.weight.copy_(
+                    torch.cat([torch.zeros(width, width), torch.eye(width)], dim=1)
+                )
             if self.gate is not None:
                 nn.init.zeros_(self.gate.weight)
                 nn.init.zeros_(self.gate.bias)
@@ -135,10 +167,13 @@ class Loop(nn.Module):
 
     def inject(self, state: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
         """What enters the core ``[B, T, D]``."""
-        return state if self.adapter is None else self.adapter(torch.cat([state, embedding], dim=-1))
+        return (
+            state if self.adapter is None else self.adapter(torch.cat([state, embedding], dim=-1))
+        )
 
     def exit_probability(self, state: torch.Tensor) -> torch.Tensor:
-        """λ ``[B, T]`` of the (normed) state: the probability of stopping here, having come so far."""
+        """λ ``[B, T]`` of the (normed) state: the probability of stopping here, having come so
+        far."""
         if self.gate is None:
             raise ConfigError("the model has no exit gate; attach Looped(..., gate=True)")
         return torch.sigmoid(self.gate(state)[..., 0].float())

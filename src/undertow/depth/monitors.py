@@ -1,7 +1,8 @@
-"""What reveals that a recurrent-depth model collapses while it trains (arXiv 2502.05171, section 4.3).
+"""What reveals that a recurrent-depth model collapses while it trains (arXiv 2502.05171, section
+4.3).
 
-A bad run makes all tokens' states alike (correlation near 1), or learns not to look at the state at all (the last iteration
-changes nothing, and the loss is the same at every depth).
+A bad run makes all tokens' states alike (correlation near 1), or learns not to look at the state at
+all (the last iteration changes nothing, and the loss is the same at every depth).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class StateMonitor:
 
 
 @torch.no_grad()
-def state_measures(before: torch.Tensor, after: torch.Tensor, real: torch.Tensor | None = None) -> dict[str, float]:
+def state_measures(
+    before: torch.Tensor, after: torch.Tensor, real: torch.Tensor | None = None
+) -> dict[str, float]:
     """Measures of the states ``[B, T, D]`` before and after an iteration.
 
     - token_correlation: mean cosine similarity of the states of two different tokens of a row.
@@ -35,13 +38,21 @@ def state_measures(before: torch.Tensor, after: torch.Tensor, real: torch.Tensor
     - state_norm: root mean square of the entries of s_r.
     """
     before, after = before.float(), after.float()
-    weight = torch.ones(after.shape[:2], device=after.device) if real is None else real.to(after.device).float()
+    weight = (
+        torch.ones(after.shape[:2], device=after.device)
+        if real is None
+        else real.to(after.device).float()
+    )
     counts = weight.sum(1)
     directions = torch.nn.functional.normalize(after, dim=-1) * weight[..., None]
     # The sum over pairs of different tokens is the square of the sum, without the squares.
     pairs = directions.sum(1).pow(2).sum(-1) - counts
     some = counts > 1
-    correlation = (pairs[some] / (counts[some] * (counts[some] - 1))).mean() if bool(some.any()) else torch.tensor(0.0)
+    correlation = (
+        (pairs[some] / (counts[some] * (counts[some] - 1))).mean()
+        if bool(some.any())
+        else torch.tensor(0.0)
+    )
     norms = after.norm(dim=-1)
     residual = (after - before).norm(dim=-1) / norms.clamp(min=1e-12)
     total = weight.sum().clamp(min=1)

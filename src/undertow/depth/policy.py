@@ -1,6 +1,8 @@
-"""How many iterations' keys and values a depth-aware cache keeps for each token, counted in iterations.
+"""How many iterations' keys and values a depth-aware cache keeps for each token, counted in
+iterations.
 
-Every policy keeps iteration `i` in the slot `slot(i)`, and the first `slots(depth)` iterations in slots of their own.
+Every policy keeps iteration `i` in the slot `slot(i)`, and the first `slots(depth)` iterations in
+slots of their own.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class Full:
 
 @dataclass(frozen=True)
 class Budget:
-    """Keep the last `iterations` of them: iteration i overwrites iteration i - n (arXiv 2502.05171, section 6.2)."""
+    """Keep the last `iterations` of them: iteration i overwrites iteration i - n (arXiv 2502.05171,
+    section 6.2)."""
 
     kind: ClassVar[str] = "budget"
 
@@ -75,7 +78,11 @@ class Anchor:
         return min(depth, self.first + self.turning)
 
     def slot(self, iteration: int) -> int:
-        return iteration if iteration < self.first else self.first + (iteration - self.first) % self.turning
+        return (
+            iteration
+            if iteration < self.first
+            else self.first + (iteration - self.first) % self.turning
+        )
 
 
 CachePolicy = Full | Budget | Last | Anchor

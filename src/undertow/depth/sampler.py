@@ -1,4 +1,5 @@
-"""How deep a training step goes: a pure function of a seed and the step's number, so every rank draws the same."""
+"""How deep a training step goes: a pure function of a seed and the step's number, so every rank
+draws the same."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ _STREAM = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class SampledDepth:
-    """The depth of each training step drawn from a log-normal Poisson distribution (arXiv 2502.05171, section 3.3).
+    """The depth of each training step drawn from a log-normal Poisson distribution (arXiv
+    2502.05171, section 3.3).
 
-    With μ = ln(mean) - spread²/2: rate ~ LogNormal(μ, spread), depth = 1 + Poisson(rate), whose mean is mean + 1. The last
-    `backward` iterations carry the gradient, or all of them where there are fewer.
+    With μ = ln(mean) - spread²/2: rate ~ LogNormal(μ, spread), depth = 1 + Poisson(rate), whose
+    mean is mean + 1. The last `backward` iterations carry the gradient, or all of them where there
+    are fewer.
     """
 
     kind: ClassVar[str] = "sampled"
@@ -29,13 +32,15 @@ class SampledDepth:
     mean: int = 32
     """Mean of the Poisson rate; the mean depth is one more."""
     backward: int = 8
-    """Iterations that carry gradient. While the mean is smaller, the mean: the distribution must not be pushed up."""
+    """Iterations that carry gradient. While the mean is smaller, the mean: the distribution must
+    not be pushed up."""
     spread: float = 0.5
     """Standard deviation of the rate's logarithm."""
     seed: int = 0
     """Seed of the draws."""
     curriculum: Literal["none", "linear", "1-sqrt"] = "none"
-    """How the mean rises to its value: not at all, ⌈mean t/W⌉, or ⌈mean (1 - √(1 - t/W))⌉ (arXiv 2511.07384)."""
+    """How the mean rises to its value: not at all, ⌈mean t/W⌉, or ⌈mean (1 - √(1 - t/W))⌉ (arXiv
+    2511.07384)."""
     curriculum_steps: int = 0
     """W: the micro-batches over which it rises: training.accumulate of them make a step."""
 
@@ -46,9 +51,15 @@ class SampledDepth:
         if not 0 <= self.spread <= 3:  # beyond, single draws are thousands of times the mean
             raise ConfigError(f"spread is {self.spread}; use 0 to 3")
         if self.curriculum == "none" and self.curriculum_steps:
-            raise ConfigError(f"curriculum_steps is {self.curriculum_steps}, but curriculum is none; set linear or 1-sqrt")
+            raise ConfigError(
+                f"curriculum_steps is {self.curriculum_steps}, but curriculum is none; set linear "
+                "or 1-sqrt"
+            )
         if self.curriculum != "none" and self.curriculum_steps < 1:
-            raise ConfigError(f"curriculum_steps is {self.curriculum_steps}, but a curriculum takes at least 1 step")
+            raise ConfigError(
+                f"curriculum_steps is {self.curriculum_steps}, but a curriculum takes at least 1 "
+                "step"
+            )
 
     def mean_at(self, step: int) -> int:
         """The mean that the curriculum has reached at a step, counted from 0."""
@@ -60,9 +71,12 @@ class SampledDepth:
         return max(1, math.ceil(self.mean * share - 1e-9))
 
     def draw(self, step: int) -> Steps:
-        """The iterations of a step; a step is one forward of one batch (a micro-batch), counted from 0."""
+        """The iterations of a step; a step is one forward of one batch (a micro-batch), counted
+        from 0."""
         mean = self.mean_at(step)
-        generator = torch.Generator().manual_seed((_STREAM * (2 * self.seed + 1) + step * 7919) % 2**63)
+        generator = torch.Generator().manual_seed(
+            (_STREAM * (2 * self.seed + 1) + step * 7919) % 2**63
+        )
         location = math.log(mean) - self.spread**2 / 2
         normal = torch.randn((), generator=generator, dtype=torch.float64)
         rate = torch.exp(location + self.spread * normal)

@@ -1,7 +1,9 @@
-"""Self-speculative decoding: a model drafts with few iterations and verifies its drafts with many, all at once.
+"""Self-speculative decoding: a model drafts with few iterations and verifies its drafts with many,
+all at once.
 
-Exact under greedy decoding: the text is that of plain decoding at full depth. A draft is not thrown away. Verification goes
-on from the drafted tokens' states and from their keys and values of the iterations that the draft has run.
+Exact under greedy decoding: the text is that of plain decoding at full depth. A draft is not thrown
+away. Verification goes on from the drafted tokens' states and from their keys and values of the
+iterations that the draft has run.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class Speculation:
 
     Attributes:
         sequences: prompt and new tokens ``[B, T + n]``; padding after a row's end.
-        drafted, accepted: tokens that were drafted, and those of them that were kept, over all rows that were running.
+        drafted, accepted: tokens that were drafted, and those of them that were kept, over all rows
+            that were running.
         rounds: drafts, each followed by one verification.
         cache: the cache at the end.
     """
@@ -54,28 +57,38 @@ def generate_speculative(
 ) -> Speculation:
     """Greedy text after the prompts ``[B, T]``, left-padded where the mask ``[B, T]`` says so.
 
-    A row ends with one of `eos_token_id`, and `pad_token_id` follows; by default both are the generation config's, as in
-    `generate()`. An empty `eos_token_id` lets every row run on.
+    A row ends with one of `eos_token_id`, and `pad_token_id` follows; by default both are the
+    generation config's, as in `generate()`. An empty `eos_token_id` lets every row run on.
 
-    Each round drafts `lookahead` tokens at `draft_depth`, runs the iterations from `draft_depth` to `depth` for all of
-    them in one forward, and keeps what full depth would have written: at least one token. All rows go on by as many tokens
-    as the row that kept the fewest, so more rows make shorter rounds.
+    Each round drafts `lookahead` tokens at `draft_depth`, runs the iterations from `draft_depth` to
+    `depth` for all of them in one forward, and keeps what full depth would have written: at least
+    one token. All rows go on by as many tokens as the row that kept the fewest, so more rows make
+    shorter rounds.
 
     Raises:
-        ConfigError: the draft is as deep as the verification, a number is below 1, or the model has no recurrence in depth.
+        ConfigError: the draft is as deep as the verification, a number is below 1, or the model has
+            no recurrence in depth.
     """
     check_depth("depth", depth)
     check_depth("draft_depth", draft_depth)
     if draft_depth >= depth:
-        raise ConfigError(f"draft_depth {draft_depth} is not below depth {depth}: there would be nothing to verify")
+        raise ConfigError(
+            f"draft_depth {draft_depth} is not below depth {depth}: there would be nothing to "
+            "verify"
+        )
     for name, number in (("lookahead", lookahead), ("max_new_tokens", max_new_tokens)):
         if type(number) is not int or number < 1:
             raise ConfigError(f"{name} is {number!r}; use a whole number, 1 or more")
     parameters = inspect.signature(model.forward).parameters
-    if "depth" not in {*parameters, *inspect.signature(model.prepare_inputs_for_generation).parameters}:
+    if "depth" not in {
+        *parameters,
+        *inspect.signature(model.prepare_inputs_for_generation).parameters,
+    }:
         raise ConfigError("the model has no recurrence in depth; attach undertow.Looped first")
     ends = model.generation_config.eos_token_id if eos_token_id is None else eos_token_id
-    ends = torch.tensor([] if ends is None else ends, dtype=torch.long, device=input_ids.device).flatten()
+    ends = torch.tensor(
+        [] if ends is None else ends, dtype=torch.long, device=input_ids.device
+    ).flatten()
     if pad_token_id is None:
         pad_token_id = model.generation_config.pad_token_id
     if pad_token_id is None:  # as `generate()` has it
@@ -89,7 +102,8 @@ def generate_speculative(
     cache = DepthCache(tokens=total)
 
     def run(tokens: torch.Tensor, length: int, **settings: Any) -> torch.Tensor:
-        """The likeliest next tokens ``[B, n]`` after each of the `tokens`, of which the last is number `length`."""
+        """The likeliest next tokens ``[B, n]`` after each of the `tokens`, of which the last is
+        number `length`."""
         inputs = {CACHE: cache, "attention_mask": mask[:, :length], "use_cache": True, **settings}
         if "position_ids" in parameters:
             inputs["position_ids"] = positions[:, length - tokens.shape[1] : length]

@@ -1,8 +1,9 @@
 """The arguments of a layer call, cut to a group of tokens.
 
-The backbone computes masks, positions and their embeddings once, for all tokens. A rollout runs the layers on a few tokens
-at a time and cuts what it needs out of these. Which axes of which argument count query tokens and which count keys is
-learned once a model, by watching two forwards of different lengths: no architecture is described by hand.
+The backbone computes masks, positions and their embeddings once, for all tokens. A rollout runs the
+layers on a few tokens at a time and cuts what it needs out of these. Which axes of which argument
+count query tokens and which count keys is learned once a model, by watching two forwards of
+different lengths: no architecture is described by hand.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class CallLayout:
         axes: the axes that count tokens, by the argument's path.
         masks: the paths of the attention masks, which have both a query and a key axis.
         inverted: those of them in which True says that a token does not attend.
-        rows: the axis that counts rows, by the argument's path, with how many entries there are for each row.
+        rows: the axis that counts rows, by the argument's path, with how many entries there are for
+            each row.
     """
 
     cache: Path | None = None
@@ -63,10 +65,13 @@ def replace(call: Call, change: Callable[[Path, Any], Any]) -> Call:
     return tuple(args), kwargs
 
 
-# Not a closure in `replace`: one that calls itself is a reference cycle, and would keep a rollout's buffers alive.
+# Not a closure in `replace`: one that calls itself is a reference cycle, and would keep a rollout's
+# buffers alive.
 def _replace(path: Path, value: Any, change: Callable[[Path, Any], Any]) -> Any:
     if isinstance(value, (tuple, list)):
-        return type(value)(_replace((*path, index), item, change) for index, item in enumerate(value))
+        return type(value)(
+            _replace((*path, index), item, change) for index, item in enumerate(value)
+        )
     if isinstance(value, dict):
         return {key: _replace((*path, key), item, change) for key, item in value.items()}
     return change(path, value)
@@ -78,13 +83,15 @@ def find_cache(call: Call) -> Cache | None:
 
 
 def cache_of(call: Call, layout: CallLayout) -> Cache | None:
-    """The cache among the arguments of a call whose layout is known; each token of a generation asks."""
+    """The cache among the arguments of a call whose layout is known; each token of a generation
+    asks."""
     value = None if layout.cache is None else at(call, layout.cache)
     return value if isinstance(value, Cache) else None
 
 
 def attention_masks(calls: list[Call], layouts: list[CallLayout]) -> list[torch.Tensor]:
-    """Which keys each token attends to, ``[B, 1, T, keys]``, by the masks that the layers were called with, each once.
+    """Which keys each token attends to, ``[B, 1, T, keys]``, by the masks that the layers were
+    called with, each once.
 
     There are none where none was needed: for all earlier tokens.
     """
@@ -98,7 +105,8 @@ def attention_masks(calls: list[Call], layouts: list[CallLayout]) -> list[torch.
 
 
 def visible(mask: torch.Tensor) -> torch.Tensor:
-    """Which keys a mask lets through: a boolean one says so, another adds hardly anything to their scores."""
+    """Which keys a mask lets through: a boolean one says so, another adds hardly anything to their
+    scores."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
@@ -114,7 +122,8 @@ def at(call: Call, path: Path) -> Any:
 
 
 def learn_layout(name: str, calls: list[Call], lengths: list[int]) -> CallLayout:
-    """Compare the same layer's calls in forwards that differ only in their numbers of new and of cached tokens."""
+    """Compare the same layer's calls in forwards that differ only in their numbers of new and of
+    cached tokens."""
     layout = CallLayout()
     masks, inverted = set(), set()
     first, second = (dict(leaves(call)) for call in calls)
@@ -123,18 +132,25 @@ def learn_layout(name: str, calls: list[Call], lengths: list[int]) -> CallLayout
             layout.cache = path
         elif isinstance(value, torch.Tensor):
             sizes = list(zip(value.shape, second[path].shape, strict=True))
-            axes: Axes = tuple(None if size[0] == size[1] else "query" if list(size) == lengths else "key" for size in sizes)
+            axes: Axes = tuple(
+                None if size[0] == size[1] else "query" if list(size) == lengths else "key"
+                for size in sizes
+            )
             if any(axes):
                 layout.axes[path] = axes
             if "query" in axes and "key" in axes:
                 masks.add(path)
-                # The last row has no padding, so that each of its tokens attends to itself, which is its last key.
-                if value.dtype == torch.bool and not value[-1, 0].diagonal(value.shape[-1] - value.shape[-2]).any():
+                # The last row has no padding, so that each of its tokens attends to itself, which
+                # is its last key.
+                if (
+                    value.dtype == torch.bool
+                    and not value[-1, 0].diagonal(value.shape[-1] - value.shape[-2]).any()
+                ):
                     inverted.add(path)
         elif type(value).__name__ == "BlockMask":
             raise UnsupportedArchitectureError(
-                f"{name} uses flex attention, whose masks cannot be cut to a group of tokens; load the model with "
-                'attn_implementation="sdpa" or "eager"'
+                f"{name} uses flex attention, whose masks cannot be cut to a group of tokens; "
+                'load the model with attn_implementation="sdpa" or "eager"'
             )
     layout.masks, layout.inverted = frozenset(masks), frozenset(inverted)
     return layout
@@ -167,7 +183,8 @@ def pick_rows(call: Call, layout: CallLayout, rows: torch.Tensor, batch: int) ->
 
 @dataclass
 class Group:
-    """Tokens `start` to `stop`, the cache that their layers use, and what was cut for them so far."""
+    """Tokens `start` to `stop`, the cache that their layers use, and what was cut for them so
+    far."""
 
     start: int
     stop: int
@@ -177,13 +194,15 @@ class Group:
 
 
 class Cutter:
-    """Cuts the calls of some layers to groups of tokens, each distinct tensor and call once a group."""
+    """Cuts the calls of some layers to groups of tokens, each distinct tensor and call once a
+    group."""
 
     def __init__(self, calls: list[Call], layouts: list[CallLayout]) -> None:
         self.calls, self.layouts = calls, layouts
         # Most stacks call all their layers with the same objects: one cut serves them all.
         self.shared = [
-            self._same(calls[0], call) and layout == layouts[0] for call, layout in zip(calls, layouts, strict=True)
+            self._same(calls[0], call) and layout == layouts[0]
+            for call, layout in zip(calls, layouts, strict=True)
         ]
 
     @staticmethod
@@ -195,7 +214,8 @@ class Cutter:
         )
 
     def cut(self, layer: int, group: Group, keys: tuple[int, int]) -> Call:
-        """The call of `layer` for a group; `keys` is the range of the captured key axis that the layer will see."""
+        """The call of `layer` for a group; `keys` is the range of the captured key axis that the
+        layer will see."""
         if not self.shared[layer]:
             return self._cut(layer, group, keys)
         memo = ("call", keys)
@@ -230,7 +250,8 @@ class Cutter:
 
     @staticmethod
     def _causal(group: Group, keys: tuple[int, int]) -> torch.Tensor:
-        """The mask that a missing one stands for, ``[1, 1, n, keys]``: the last key is the last query's own."""
+        """The mask that a missing one stands for, ``[1, 1, n, keys]``: the last key is the last
+        query's own."""
         past = keys[1] - group.stop
         query = torch.arange(group.start + past, keys[1], device=group.device)[:, None]
         return (torch.arange(keys[0], keys[1], device=group.device)[None] <= query)[None, None]

@@ -1,4 +1,5 @@
-"""Attach a recurrence, in time or in depth, to a Hugging Face causal language model, in place, and take it off again."""
+"""Attach a recurrence, in time or in depth, to a Hugging Face causal language model, in place, and
+take it off again."""
 
 from __future__ import annotations
 
@@ -32,10 +33,12 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Attachment(nn.Module):
-    """The recurrence of a hosted model: a submodule of its backbone, called `recurrence`. Holds no state of a forward.
+    """The recurrence of a hosted model: a submodule of its backbone, called `recurrence`. Holds no
+    state of a forward.
 
     Attributes:
-        settings, pathway: the recurrence in time that was attached, and its modules; None where there is none.
+        settings, pathway: the recurrence in time that was attached, and its modules; None where
+            there is none.
         looped, loop: likewise in depth.
         solver: how the states of a sequence are found in training.
         prefill: how they are found without gradients, where a sequence starts.
@@ -44,7 +47,8 @@ class Attachment(nn.Module):
         depth_report: how deep each token went in it.
         owners: the model and the backbone that it is part of.
         stack_name: the attribute of the backbone that holds its layers.
-        only_in_adapters: whether it came with a PEFT adapter (`adapters.py`) and rests while no such adapter is in use.
+        only_in_adapters: whether it came with a PEFT adapter (`adapters.py`) and rests while no
+            such adapter is in use.
     """
 
     settings: Recurrence | None
@@ -68,7 +72,11 @@ class Attachment(nn.Module):
         config = owners.model.config.get_text_config()
         heads = getattr(config, "num_attention_heads", 1)
         self.grouped_queries = getattr(config, "num_key_value_heads", heads) not in (None, heads)
-        self.masks_by_positions = getattr(config, "_attn_implementation", None) not in ("sdpa", "eager", None)
+        self.masks_by_positions = getattr(config, "_attn_implementation", None) not in (
+            "sdpa",
+            "eager",
+            None,
+        )
         self.arity = 0
         self.layouts: list[CallLayout] = []
 
@@ -76,16 +84,20 @@ class Attachment(nn.Module):
         """Take in one recurrence, in time or in depth, of which there may be one each.
 
         Raises:
-            ConfigError: there is one of its kind, it does not fit the model, or the two do not fit each other.
+            ConfigError: there is one of its kind, it does not fit the model, or the two do not fit
+                each other.
         """
         stack: nn.ModuleList = getattr(self.owners.backbone, self.stack_name)
         width = self.owners.model.config.get_text_config().hidden_size
-        # Quantised weights are packed in types of their own; the recurrence is of the type of those that are not.
+        # Quantised weights are packed in types of their own; the recurrence is of the type of those
+        # that are not.
         plain = (p for p in stack.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
         parameter = next(plain, next(stack.parameters()))
         settings, looped = self.settings, self.looped
         if (looped if isinstance(recurrence, Looped) else settings) is not None:
-            raise ConfigError("the model already has a recurrence of this kind; call undertow.detach(model) first")
+            raise ConfigError(
+                "the model already has a recurrence of this kind; call undertow.detach(model) first"
+            )
         pathway, loop = self.pathway, self.loop
         with torch.device(device_of(stack) if parameter.is_meta else parameter.device):
             if isinstance(recurrence, Looped):
@@ -103,8 +115,8 @@ class Attachment(nn.Module):
 
     def _replicate_for_data_parallel(self) -> Any:
         raise ConfigError(
-            "nn.DataParallel runs copies of a model whose recurrence would be that of the first; start one process a GPU "
-            "with torchrun, or set CUDA_VISIBLE_DEVICES to one"
+            "nn.DataParallel runs copies of a model whose recurrence would be that of the first; "
+            "start one process a GPU with torchrun, or set CUDA_VISIBLE_DEVICES to one"
         )
 
     def remove(self, recurrence: Recurrence | Looped) -> None:
@@ -115,40 +127,49 @@ class Attachment(nn.Module):
 
 
 def check_sites(pathway: Pathway, looped: Looped) -> None:
-    """Refuse a pathway that reads or writes inside the core, where a token's residual stream passes several times."""
+    """Refuse a pathway that reads or writes inside the core, where a token's residual stream passes
+    several times."""
     dropped = set(range(looped.picked[-1])) - set(looped.picked)
     for site in sorted(pathway.reads | pathway.writes):
         if looped.core[0] < site <= looped.core[-1]:
             raise ConfigError(
-                f"the recurrence in time reads or writes at layer {site}'s input, inside the looped layers "
-                f"{looped.core[0]} to {looped.core[-1]}; use sites before or after these"
+                f"the recurrence in time reads or writes at layer {site}'s input, inside the "
+                f"looped layers {looped.core[0]} to {looped.core[-1]}; use sites before or after "
+                "these"
             )
         if site in dropped and site - 1 in dropped:
-            raise ConfigError(f"the recurrence in time reads or writes at layer {site}'s input, which the loop leaves out")
+            raise ConfigError(
+                f"the recurrence in time reads or writes at layer {site}'s input, which the loop "
+                "leaves out"
+            )
 
 
 def attach(model: Model, recurrence: Recurrence | Looped, solver: Solver | None = None) -> Model:
-    """Give `model` a recurrence in time or in depth, in place, and return it. A second call adds the other kind.
+    """Give `model` a recurrence in time or in depth, in place, and return it. A second call adds
+    the other kind.
 
-    The model keeps its class, its module paths and its state-dict keys, so that Trainer, PEFT, TRL, `generate()` and lm-eval
-    go on working; the recurrence's parameters join it as the backbone's submodule `recurrence`. With the papers'
-    initialisation the model's outputs do not change. `save_pretrained` then writes a folder that
-    `AutoModelForCausalLM.from_pretrained` loads after `import undertow`; a model class of your own must be registered with
-    `AutoModelForCausalLM` for that, where it is saved or only where it is loaded.
+    The model keeps its class, its module paths and its state-dict keys, so that Trainer, PEFT, TRL,
+    `generate()` and lm-eval go on working; the recurrence's parameters join it as the backbone's
+    submodule `recurrence`. With the papers' initialisation the model's outputs do not change.
+    `save_pretrained` then writes a folder that `AutoModelForCausalLM.from_pretrained` loads after
+    `import undertow`; a model class of your own must be registered with `AutoModelForCausalLM` for
+    that, where it is saved or only where it is loaded.
 
-    `output_hidden_states`, `output_attentions` and `output_router_logits` return what the base model returns, one entry a
-    layer: of the pass that gave the output, or of an exact rollout's groups of tokens one after another. A looped layer's is
-    its last iteration's. Where a model collects these in its own loop over the layers (BLOOM, Falcon, GPT-Neo, MPT), asking
-    for them raises `UnsupportedArchitectureError`; beside an exit rule it raises `ConfigError`.
+    `output_hidden_states`, `output_attentions` and `output_router_logits` return what the base
+    model returns, one entry a layer: of the pass that gave the output, or of an exact rollout's
+    groups of tokens one after another. A looped layer's is its last iteration's. Where a model
+    collects these in its own loop over the layers (BLOOM, Falcon, GPT-Neo, MPT), asking for them
+    raises `UnsupportedArchitectureError`; beside an exit rule it raises `ConfigError`.
 
     Args:
         model: a decoder-only `transformers` model with a language-model head.
         recurrence: `TurboConn`, `T2MLR` or `SoftToken`, in time; `Looped`, in depth.
-        solver: how the states of a sequence are found in training, `Auto` if left out. Without gradients it is always by
-            the exact rollout, unless `set_solver` says otherwise.
+        solver: how the states of a sequence are found in training, `Auto` if left out. Without
+            gradients it is always by the exact rollout, unless `set_solver` says otherwise.
 
     Raises:
-        UnsupportedArchitectureError: the model's layers pass on more than the residual stream, or keep recurrent states.
+        UnsupportedArchitectureError: the model's layers pass on more than the residual stream, or
+            keep recurrent states.
         ConfigError: the recurrence does not fit the model, or the model has one.
     """
     check_model(model)
@@ -184,7 +205,8 @@ def attach(model: Model, recurrence: Recurrence | Looped, solver: Solver | None 
 
 
 def detach(model: Model) -> Model:
-    """Take the recurrence off again, in place: the plain base model, with the base parameters as they are now.
+    """Take the recurrence off again, in place: the plain base model, with the base parameters as
+    they are now.
 
     Raises:
         ConfigError: the model has no recurrence, or PEFT adapters hold it.
@@ -193,7 +215,8 @@ def detach(model: Model) -> Model:
     attachment = find_attachment(model)
     if adapters := list(getattr(backbone._modules[ATTACHMENT], "modules_to_save", ())):
         raise ConfigError(
-            f"PEFT adapters hold the recurrence: {', '.join(adapters)}; call merge_and_unload() or unload() first"
+            f"PEFT adapters hold the recurrence: {', '.join(adapters)}; call merge_and_unload() or "
+            "unload() first"
         )
     owner = attachment.owners.model  # which PEFT may have wrapped
     uninstall(owner, backbone, attachment.owners.hooks)
@@ -205,7 +228,9 @@ def detach(model: Model) -> Model:
     return model
 
 
-def set_solver(model: nn.Module, solver: Solver | None = None, prefill: Solver | None = None) -> None:
+def set_solver(
+    model: nn.Module, solver: Solver | None = None, prefill: Solver | None = None
+) -> None:
     """Choose how the states of a whole sequence are found.
 
     Args:
@@ -217,7 +242,9 @@ def set_solver(model: nn.Module, solver: Solver | None = None, prefill: Solver |
     check_solver("solver", solver)
     check_solver("prefill", prefill)
     if isinstance(prefill, Auto):
-        raise ConfigError("Auto adapts while a model is trained; choose a fixed solver for prefill, such as Scan")
+        raise ConfigError(
+            "Auto adapts while a model is trained; choose a fixed solver for prefill, such as Scan"
+        )
     attachment = find_attachment(model)
     if solver is not None and solver != attachment.solver:
         attachment.memory = SolverMemory()
@@ -232,14 +259,17 @@ def report(model: nn.Module) -> SolverReport | None:
 
 
 def depth_report(model: nn.Module) -> DepthReport | None:
-    """How deep each token of the last forward went; None before the first, or without a recurrence in depth."""
+    """How deep each token of the last forward went; None before the first, or without a recurrence
+    in depth."""
     return find_attachment(model).depth_report
 
 
 def find_backbone(model: nn.Module) -> nn.Module:
     """The module that owns the hosted layer list."""
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"{shown(model)} is no model; give one that undertow.attach was called with")
+        raise ConfigError(
+            f"{shown(model)} is no model; give one that undertow.attach was called with"
+        )
     for module in model.modules():
         attachment = module._modules.get(ATTACHMENT)
         if attachment is not None and isinstance(in_use(attachment), Attachment):
@@ -274,5 +304,7 @@ def find_pathway(model: nn.Module) -> Pathway:
     """
     pathway = find_attachment(model).pathway
     if pathway is None:
-        raise ConfigError("the model has no recurrence in time; attach TurboConn, T2MLR or SoftToken first")
+        raise ConfigError(
+            "the model has no recurrence in time; attach TurboConn, T2MLR or SoftToken first"
+        )
     return pathway

@@ -31,7 +31,8 @@ class Course:
     """What changes in the course of a forward, shared by the block and its spans.
 
     Attributes:
-        chain: the link that the next write into the rollout's cache follows; None where no gradient is wanted.
+        chain: the link that the next write into the rollout's cache follows; None where no gradient
+            is wanted.
         unfilled: whether the model's cache still lacks the block's keys and values.
         rollout: the cache of the groups, made when the first needs it.
     """
@@ -42,10 +43,12 @@ class Course:
 
 
 class HostedBlock(RecurrentBlock):
-    """One forward's block, or a span of its tokens. Token numbers are those of the block or span itself.
+    """One forward's block, or a span of its tokens. Token numbers are those of the block or span
+    itself.
 
-    Where a sequence starts, groups of tokens keep their keys and values in a `RolloutCache`; whatever continues a cache
-    uses that cache. A sweep over the whole block calls the layers as the backbone did.
+    Where a sequence starts, groups of tokens keep their keys and values in a `RolloutCache`;
+    whatever continues a cache uses that cache. A sweep over the whole block calls the layers as the
+    backbone did.
     """
 
     def __init__(
@@ -59,8 +62,9 @@ class HostedBlock(RecurrentBlock):
         initial: torch.Tensor | None,
         loop: HostedLoop | None = None,
     ) -> None:
-        """`hidden` ``[B, T, D]`` is the prefix's output and `past` the number of tokens that the cache held before;
-        `initial` ``[B, lag, W]`` holds the states of the last of these. `loop` is the recurrence in depth, if any."""
+        """`hidden` ``[B, T, D]`` is the prefix's output and `past` the number of tokens that the
+        cache held before; `initial` ``[B, lag, W]`` holds the states of the last of these. `loop`
+        is the recurrence in depth, if any."""
         assert attachment.pathway is not None
         self.pathway, self.loop = attachment.pathway, loop
         self.hidden, self.cache = hidden, cache
@@ -77,13 +81,18 @@ class HostedBlock(RecurrentBlock):
         self.recording = recording
         modules = [recording.layers[index] for index in self.pathway.block]
         learning = torch.is_grad_enabled() and (
-            hidden.requires_grad or any(p.requires_grad for module in (self.pathway, *modules) for p in module.parameters())
+            hidden.requires_grad
+            or any(
+                p.requires_grad for module in (self.pathway, *modules) for p in module.parameters()
+            )
         )
         self.depth, self.past = len(recording.layers), past
         # Where the keys that the backbone's masks were made for begin, for each layer.
         self.offsets: list[int] | None = None
         if cache is not None and past > 0 and self.tokens > self.lag:
-            self.offsets = [cache.get_mask_sizes(self.tokens, index)[1] for index in self.pathway.block]
+            self.offsets = [
+                cache.get_mask_sizes(self.tokens, index)[1] for index in self.pathway.block
+            ]
         self.checkpointing = learning and any(checkpoints(module) for module in modules)
         self.grouped_queries = attachment.grouped_queries
         self.course = Course(
@@ -94,7 +103,8 @@ class HostedBlock(RecurrentBlock):
 
     @property
     def rollout(self) -> RolloutCache | None:
-        """The cache of the groups and spans of a sequence from its start; None where the model's own cache goes on."""
+        """The cache of the groups and spans of a sequence from its start; None where the model's
+        own cache goes on."""
         if self.past == 0 and self.course.rollout is None:
             iterations = 1 if self.loop is None else self.loop.steps.total
             self.course.rollout = RolloutCache(self.depth, self.hidden.shape[1], iterations)
@@ -106,16 +116,21 @@ class HostedBlock(RecurrentBlock):
 
     # --- what solvers call
 
-    def step(self, start: int, stop: int, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(
+        self, start: int, stop: int, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         self._check_states(state, self.lag, rows=None if state is None else state.shape[0])
         start, stop = start + self.origin, stop + self.origin
         if self.checkpointing and torch.is_grad_enabled() and not self._all(start, stop):
-            # The library's own checkpointing would take the cache away; a whole group is checkpointed instead.
+            # The library's own checkpointing would take the cache away; a whole group is
+            # checkpointed instead.
             output, new_state, self.course.chain = checkpoint(
                 self._group, start, stop, state, self.course.chain, use_reentrant=False
             )
         else:
-            output, new_state, self.course.chain = self._group(start, stop, state, self.course.chain)
+            output, new_state, self.course.chain = self._group(
+                start, stop, state, self.course.chain
+            )
         return output, new_state
 
     def sweep(
@@ -123,13 +138,21 @@ class HostedBlock(RecurrentBlock):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         self._check_states(received)
         start, stop = self.origin, self.origin + self.tokens
-        if received is None and not plain and self.initial is not None:  # what comes before is known: start from that
-            nothing = self.initial.new_zeros(self.initial.shape[0], self.tokens, self.initial.shape[2])
+        if (
+            received is None and not plain and self.initial is not None
+        ):  # what comes before is known: start from that
+            nothing = self.initial.new_zeros(
+                self.initial.shape[0], self.tokens, self.initial.shape[2]
+            )
             received = self.shift(nothing)
         if self.whole:
-            return self._sites(start, stop, received, plain, self._filling() if last else self._without_cache())
+            return self._sites(
+                start, stop, received, plain, self._filling() if last else self._without_cache()
+            )
         assert self.rollout is not None
-        with self.rollout.group(start, self.course.chain if torch.is_grad_enabled() else None) as group:
+        with self.rollout.group(
+            start, self.course.chain if torch.is_grad_enabled() else None
+        ) as group:
             output, readings = self._sites(start, stop, received, plain)
             self.course.chain = group.chain if group.chain is not None else self.course.chain
         return output, readings
@@ -167,7 +190,11 @@ class HostedBlock(RecurrentBlock):
         return self.pathway.update(readings, received)
 
     def scan(self, readings: list[torch.Tensor]) -> torch.Tensor:
-        present = None if self.present is None else self.present[:, self.origin : self.origin + self.tokens]
+        present = (
+            None
+            if self.present is None
+            else self.present[:, self.origin : self.origin + self.tokens]
+        )
         order = self._order
         if order is None:
             return self.pathway.scan(readings, self.initial, present)
@@ -186,16 +213,21 @@ class HostedBlock(RecurrentBlock):
         self._check_states(states, by=f"the solver {type(solver).__name__}")
         if output.shape != self.hidden.shape:
             raise ConfigError(
-                f"the solver {type(solver).__name__} gave an output of shape {list(output.shape)}; give the last sweep's, "
-                f"{list(self.hidden.shape)}"
+                f"the solver {type(solver).__name__} gave an output of shape {list(output.shape)}; "
+                f"give the last sweep's, {list(self.hidden.shape)}"
             )
 
     def finish(self) -> None:
-        """Give the keys and values of a rollout to the cache that the model was called with, and let go of the graph."""
-        self.course.chain = None  # a checkpointed graph holds this block, which must not hold the graph
+        """Give the keys and values of a rollout to the cache that the model was called with, and
+        let go of the graph."""
+        self.course.chain = (
+            None  # a checkpointed graph holds this block, which must not hold the graph
+        )
         if self.course.unfilled:
             assert self.cache is not None and self.rollout is not None
-            cursor = None if self.loop is None or self.loop.ledger is None else self.loop.ledger.cursor
+            cursor = (
+                None if self.loop is None or self.loop.ledger is None else self.loop.ledger.cursor
+            )
             for index, iteration in self.rollout.filled():
                 if cursor is not None and self.loop is not None:
                     cursor.iteration = iteration if index in self.loop.core else None
@@ -217,16 +249,24 @@ class HostedBlock(RecurrentBlock):
         return states.new_zeros(states.shape[0], self.lag, states.shape[2])
 
     def _check_states(
-        self, states: torch.Tensor | None, count: int | None = None, rows: int | None = None, by: str = "a solver"
+        self,
+        states: torch.Tensor | None,
+        count: int | None = None,
+        rows: int | None = None,
+        by: str = "a solver",
     ) -> None:
-        """Refuse states of another shape than those of `count` tokens, all by default: broadcasting would hide it."""
+        """Refuse states of another shape than those of `count` tokens, all by default: broadcasting
+        would hide it."""
         wanted = (
             self.hidden.shape[0] if rows is None else rows,
             self.tokens if count is None else count,
             self.pathway.state_width,
         )
         if states is not None and states.shape != wanted:
-            raise ConfigError(f"{by} gave states of shape {list(states.shape)}; give one a row and token, {list(wanted)}")
+            raise ConfigError(
+                f"{by} gave states of shape {list(states.shape)}; give one a row and token, "
+                f"{list(wanted)}"
+            )
 
     def _all(self, start: int, stop: int) -> bool:
         return stop - start == self.hidden.shape[1]
@@ -234,9 +274,14 @@ class HostedBlock(RecurrentBlock):
     def _group(
         self, start: int, stop: int, state: torch.Tensor | None, chain: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """One group's output and states, and the link of the rollout's chain that the next group follows."""
+        """One group's output and states, and the link of the rollout's chain that the next group
+        follows."""
         if state is not None:
-            state = state[:, : stop - start] if self.order is None else self.order.received(state, start, stop)
+            state = (
+                state[:, : stop - start]
+                if self.order is None
+                else self.order.received(state, start, stop)
+            )
             present = self._present(start, stop)
             state = state if present is None else state * present
         if self._all(start, stop):
@@ -245,7 +290,9 @@ class HostedBlock(RecurrentBlock):
             output, readings = self._sites(start, stop, state)
         else:
             learning = chain is not None and torch.is_grad_enabled()
-            repeats = learning and stop - start > 1 and self.grouped_queries and not self.checkpointing
+            repeats = (
+                learning and stop - start > 1 and self.grouped_queries and not self.checkpointing
+            )
             with (
                 self.rollout.group(start, chain if learning else None) as group,
                 UnrepeatedHeads(group) if repeats else nullcontext(),
@@ -255,7 +302,12 @@ class HostedBlock(RecurrentBlock):
         return output, self.pathway.update(readings, state), chain
 
     def _sites(
-        self, start: int, stop: int, received: torch.Tensor | None, plain: bool = False, calls: list[Call] | None = None
+        self,
+        start: int,
+        stop: int,
+        received: torch.Tensor | None,
+        plain: bool = False,
+        calls: list[Call] | None = None,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Tokens `start` to `stop` through the block: write, read and run layers, site by site.
 
@@ -283,7 +335,13 @@ class HostedBlock(RecurrentBlock):
                 assert group is not None
                 return self._cut_layer(position, hidden, group)
             if torch.is_grad_enabled() and is_reentrant(self.recording.layers[layer]):
-                return checkpoint(self._plain_layer, layer, hidden, self._without_cache()[position], use_reentrant=False)
+                return checkpoint(
+                    self._plain_layer,
+                    layer,
+                    hidden,
+                    self._without_cache()[position],
+                    use_reentrant=False,
+                )
             return self.recording.run_call(layer, hidden, calls[position])
 
         for site in range(pathway.first_layer, pathway.stop_layer + 1):
@@ -293,23 +351,38 @@ class HostedBlock(RecurrentBlock):
             if site in pathway.reads:
                 readings.append(pathway.read(site, hidden))
             if site < pathway.stop_layer:
-                hidden = run(site, hidden) if self.loop is None else self._looped(self.loop, site, hidden, start, run)
+                hidden = (
+                    run(site, hidden)
+                    if self.loop is None
+                    else self._looped(self.loop, site, hidden, start, run)
+                )
         return hidden, readings
 
-    def _looped(self, loop: HostedLoop, layer: int, hidden: torch.Tensor, start: int, run: RunLayer) -> torch.Tensor:
+    def _looped(
+        self, loop: HostedLoop, layer: int, hidden: torch.Tensor, start: int, run: RunLayer
+    ) -> torch.Tensor:
         """The layer above a site or, where the loop begins, all of its iterations."""
         if layer == loop.core.start:
             return loop.fixed(hidden, start, run, self.rollout)
-        return run(layer, hidden) if layer in loop.settings.picked and layer not in loop.core else hidden
+        return (
+            run(layer, hidden)
+            if layer in loop.settings.picked and layer not in loop.core
+            else hidden
+        )
 
     def _cut_layer(self, position: int, hidden: torch.Tensor, group: Group) -> torch.Tensor:
         if self.rollout is not None:
             keys = (0, group.stop)
         elif self.loop is not None:
-            keys = (0, self.past + group.stop)  # a layer's cache has grown by these tokens at the first iteration already
+            keys = (
+                0,
+                self.past + group.stop,
+            )  # a layer's cache has grown by these tokens at the first iteration already
         else:
             assert self.offsets is not None
-            length, offset = group.cache.get_mask_sizes(group.stop - group.start, position + self.pathway.first_layer)
+            length, offset = group.cache.get_mask_sizes(
+                group.stop - group.start, position + self.pathway.first_layer
+            )
             first = int(offset - self.offsets[position])
             keys = (first, first + int(length))
         layer, call = position + self.pathway.first_layer, self.cutter.cut(position, group, keys)
@@ -322,14 +395,16 @@ class HostedBlock(RecurrentBlock):
             return self.recording.run_call(layer, hidden, call)
 
     def _filling(self) -> list[Call]:
-        """The calls of the layers as the backbone made them; one pass alone fills its cache, however many a solver makes."""
+        """The calls of the layers as the backbone made them; one pass alone fills its cache,
+        however many a solver makes."""
         if self.past == 0 and self.cache is not None and not self.course.unfilled:
             return self._without_cache()
         self.course.unfilled = False
         return self.calls
 
     def _without_cache(self) -> list[Call]:
-        """The calls of the layers as the backbone made them, but for the cache and the room of a static one."""
+        """The calls of the layers as the backbone made them, but for the cache and the room of a
+        static one."""
         tokens = self.hidden.shape[1]
         shared: dict[int, Call] = {}
 
@@ -352,12 +427,17 @@ class HostedBlock(RecurrentBlock):
         """Which of the tokens have a state to receive, ``[B, n, 1]``; None for all."""
         present = None if self.present is None else self.present[:, start:stop]
         if self.starts and start < self.lag:
-            head = torch.arange(start, stop, device=self.hidden.device).ge(self.lag)[None, :, None].to(self.hidden.dtype)
+            head = (
+                torch.arange(start, stop, device=self.hidden.device)
+                .ge(self.lag)[None, :, None]
+                .to(self.hidden.dtype)
+            )
             present = head if present is None else present * head
         return present
 
     def _written(self, start: int, stop: int) -> torch.Tensor | None:
-        """Where a write counts, ``[B, n, 1]``: at active tokens that have a state, if the pathway needs one."""
+        """Where a write counts, ``[B, n, 1]``: at active tokens that have a state, if the pathway
+        needs one."""
         if self.pathway.writes_without_state:
             return None if self.active is None else self.active[:, start:stop]
         return self._present(start, stop)

@@ -1,4 +1,5 @@
-"""The library's own checkpointing of a layer, which takes its cache away: asked for, and held off."""
+"""The library's own checkpointing of a layer, which takes its cache away: asked for, and held
+off."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ def checkpoints(module: torch.nn.Module) -> bool:
 
 
 def is_reentrant(module: torch.nn.Module) -> bool:
-    """Whether the library would checkpoint this layer by reentrant autograd, which no adjoint can differentiate through."""
+    """Whether the library would checkpoint this layer by reentrant autograd, which no adjoint can
+    differentiate through."""
     settings = getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", {})
     return checkpoints(module) and bool(settings.get("use_reentrant", False))
 

@@ -1,13 +1,15 @@
-"""What a model's forward returns of each layer: `output_hidden_states`, `output_attentions` and `output_router_logits`.
+"""What a model's forward returns of each layer: `output_hidden_states`, `output_attentions` and
+`output_router_logits`.
 
-The library collects these by hooks, in the order of the layer calls, which here are those of every sweep, group of tokens
-and iteration. So each call's are kept apart; a later call of a layer on the same tokens takes the place of an earlier one,
-and what is left is put together along the tokens: one entry a layer, as the base model returns, of the pass that gave the
-output. A hidden state is what a layer returned, before the recurrence writes there. A looped layer's is its last
-iteration's; a layer that the loop leaves out passes its input on.
+The library collects these by hooks, in the order of the layer calls, which here are those of every
+sweep, group of tokens and iteration. So each call's are kept apart; a later call of a layer on the
+same tokens takes the place of an earlier one, and what is left is put together along the tokens:
+one entry a layer, as the base model returns, of the pass that gave the output. A hidden state is
+what a layer returned, before the recurrence writes there. A looped layer's is its last iteration's;
+a layer that the loop leaves out passes its input on.
 
-A loss on what was collected has its gradient through that pass alone: an `adjoint` carries only the loss on the model's
-output into earlier states.
+A loss on what was collected has its gradient through that pass alone: an `adjoint` carries only the
+loss on the model's output into earlier states.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ OUTPUTS = ("hidden_states", "attentions", "router_logits")
 
 @dataclass
 class Piece:
-    """What one call of a layer gave, by the output's name: tokens from `start` on, keys from `first_key` on."""
+    """What one call of a layer gave, by the output's name: tokens from `start` on, keys from
+    `first_key` on."""
 
     start: int
     first_key: int
@@ -41,11 +44,14 @@ class Piece:
 
 
 class Collected:
-    """The outputs of one forward's layers. `collector` is the library's own, a list for each name that was asked for."""
+    """The outputs of one forward's layers. `collector` is the library's own, a list for each name
+    that was asked for."""
 
     def __init__(self, collector: dict[str, Any]) -> None:
         self.collector, self.held = collector, dict(collector)
-        self.names = [name for name in collector if not name.startswith("_")]  # others say which states are wanted
+        self.names = [
+            name for name in collector if not name.startswith("_")
+        ]  # others say which states are wanted
         self.pieces: dict[int, list[Piece]] = {}
         collector.clear()  # nothing is collected but in `layer`
 
@@ -81,42 +87,57 @@ class Collected:
                 states.append(hidden if selected is None or len(states) in selected else None)
 
 
-def joined(name: str, pieces: list[Piece], values: tuple[torch.Tensor, ...], batch: int) -> torch.Tensor:
-    """One output of a layer for all tokens, from those of the groups of tokens that it was called with."""
+def joined(
+    name: str, pieces: list[Piece], values: tuple[torch.Tensor, ...], batch: int
+) -> torch.Tensor:
+    """One output of a layer for all tokens, from those of the groups of tokens that it was called
+    with."""
     if len(values) == 1:
         return values[0]
     if name == "hidden_states":
         return torch.cat(values, dim=1)
     if name == "attentions":  # [B, heads, n, keys]: later keys are not seen
-        stops = [piece.first_key + value.shape[-1] for piece, value in zip(pieces, values, strict=True)]
+        stops = [
+            piece.first_key + value.shape[-1] for piece, value in zip(pieces, values, strict=True)
+        ]
         keys = max(stops)
         parts = zip(pieces, values, stops, strict=True)
-        return torch.cat([F.pad(value, (piece.first_key, keys - stop)) for piece, value, stop in parts], dim=-2)
+        return torch.cat(
+            [F.pad(value, (piece.first_key, keys - stop)) for piece, value, stop in parts], dim=-2
+        )
     if values[0].ndim == 2:  # [B * n, experts]
         return torch.cat([value.unflatten(0, (batch, -1)) for value in values], dim=1).flatten(0, 1)
     return torch.cat(values, dim=1)
 
 
 @contextmanager
-def collecting(attachment: Attachment, recording: Recording, inputs: Mapping[str, Any]) -> Iterator[None]:
+def collecting(
+    attachment: Attachment, recording: Recording, inputs: Mapping[str, Any]
+) -> Iterator[None]:
     """Have the layer calls of one forward collected as those of a single pass.
 
     Raises:
-        UnsupportedArchitectureError: the model collects what is asked for itself, in its loop over the layers.
+        UnsupportedArchitectureError: the model collects what is asked for itself, in its loop over
+            the layers.
         ConfigError: an exit rule is given besides.
     """
     collector: dict[str, Any] = _active_collector.get() or {}
     model = attachment.owners.model
     # Few models take these as inputs; the others spare each decode step the look into the config.
-    for name in (name for name in OUTPUTS if f"output_{name}" in attachment.input_names and name not in collector):
+    for name in (
+        name
+        for name in OUTPUTS
+        if f"output_{name}" in attachment.input_names and name not in collector
+    ):
         asked = inputs.get(f"output_{name}")
         if asked is None:
             asked = getattr(model.config.get_text_config(), f"output_{name}", False)
         if asked:
             raise refuse(
                 model,
-                f"output_{name} is asked for, which this model collects while it iterates over layers that have not yet "
-                f"run; leave output_{name} out, or register forward hooks on the layers",
+                f"output_{name} is asked for, which this model collects while it iterates over "
+                f"layers that have not yet run; leave output_{name} out, or register forward "
+                "hooks on the layers",
             )
     if not collector:
         yield
@@ -124,7 +145,8 @@ def collecting(attachment: Attachment, recording: Recording, inputs: Mapping[str
     if inputs.get("exit_rule") is not None:
         asked_for = f"output_{next(iter(collector))}"
         raise ConfigError(
-            f"{asked_for} and exit_rule are both given, but then each token ends in a pass of its own; leave out one"
+            f"{asked_for} and exit_rule are both given, but then each token ends in a pass of its "
+            "own; leave out one"
         )
     recording.collected = Collected(collector)
     try:

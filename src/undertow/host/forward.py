@@ -1,7 +1,7 @@
 """One hosted forward over the layers that the backbone recorded.
 
-With a recurrence in time: the prefix, the solved recurrent block and the suffix. With one in depth: the loop, wherever in
-these it lies.
+With a recurrence in time: the prefix, the solved recurrent block and the suffix. With one in depth:
+the loop, wherever in these it lies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from undertow.host.collecting import collecting
 from undertow.host.looping import HostedLoop
 from undertow.host.stack import Recording
 from undertow.host.state import Recent, StateLayer, state_layer
-from undertow.host.tokens import Rows, active_tokens, documents, present_states, real_tokens, row_order
+from undertow.host.tokens import (
+    Rows,
+    active_tokens,
+    documents,
+    present_states,
+    real_tokens,
+    row_order,
+)
 from undertow.solvers import Sequential, Solver
 
 if TYPE_CHECKING:
@@ -32,9 +39,12 @@ EXACT = Sequential()
 
 
 class Forward:
-    """What a hosted forward needs to know besides the recorded calls: the attachment and the model's inputs."""
+    """What a hosted forward needs to know besides the recorded calls: the attachment and the
+    model's inputs."""
 
-    def __init__(self, attachment: Attachment, stack: torch.nn.ModuleList, inputs: dict[str, Any]) -> None:
+    def __init__(
+        self, attachment: Attachment, stack: torch.nn.ModuleList, inputs: dict[str, Any]
+    ) -> None:
         self.attachment, self.inputs = attachment, inputs
         self.stack: torch.nn.ModuleList | None = stack
         self.arity, self.ran = attachment.arity, False
@@ -63,7 +73,12 @@ class Forward:
         if cache is not None:
             computed_in = computing_type(hidden)
             states = state_layer(
-                cache, len(recording.layers), attachment.settings, pathway.lag, computed_in, loop is not None
+                cache,
+                len(recording.layers),
+                attachment.settings,
+                pathway.lag,
+                computed_in,
+                loop is not None,
             )
             recent = states.recent()
         rows = self.rows(recording, cache, states, recent, past)
@@ -75,8 +90,9 @@ class Forward:
                 hidden = recording.run(index, hidden)
             return hidden
 
-        # On a GPU a look at the states waits for them. So a decoded token's are looked at by the next one, which receives
-        # them, before it runs: `generate` has waited for them by then. Whole sequences are looked at once.
+        # On a GPU a look at the states waits for them. So a decoded token's are looked at by the
+        # next one, which receives them, before it runs: `generate` has waited for them by then.
+        # Whole sequences are looked at once.
         later = hidden.is_cuda and past > 0 and tokens <= pathway.lag
         if later and recent is not None:
             held = None if recent[1] is None else recent[1][..., 0].bool()
@@ -94,9 +110,13 @@ class Forward:
             try:
                 check_finite(new_states, rows.active, past, pathway.remedy)
             except DivergedError:
-                if past == 0 and loop is None:  # a pass over all tokens spreads what is no number; the rollout shows where
+                if (
+                    past == 0 and loop is None
+                ):  # a pass over all tokens spreads what is no number; the rollout shows where
                     with torch.no_grad():
-                        block = HostedBlock(attachment, recording, entering, None, past, rows, initial)
+                        block = HostedBlock(
+                            attachment, recording, entering, None, past, rows, initial
+                        )
                         check_finite(EXACT.solve(block)[1], rows.active, past, pathway.remedy)
                 raise
         if states is not None:
@@ -109,31 +129,47 @@ class Forward:
         return hidden
 
     def rows(
-        self, recording: Recording, cache: Cache | None, states: StateLayer | None, recent: Recent | None, past: int
+        self,
+        recording: Recording,
+        cache: Cache | None,
+        states: StateLayer | None,
+        recent: Recent | None,
+        past: int,
     ) -> Rows:
-        """What is known of the new tokens, by what the model and, where that does not say, its layers were given."""
+        """What is known of the new tokens, by what the model and, where that does not say, its
+        layers were given."""
         attachment = self.attachment
         assert attachment.pathway is not None
         batch, tokens = recording.hidden.shape[:2]
         given, places = self.inputs.get("attention_mask"), self.inputs.get("position_ids")
         of_padding = isinstance(given, torch.Tensor) and given.ndim == 2
         plain = given is None or of_padding
-        masks = attention_masks(recording.calls, attachment.layouts) if tokens > 1 or not plain else []
+        masks = (
+            attention_masks(recording.calls, attachment.layouts) if tokens > 1 or not plain else []
+        )
         check_masks(attachment.owners.model, masks, tokens, past)
         real = real_tokens(given, masks, batch, tokens, past)
         active = active_tokens(real, self.inputs.get("recurrent_mask"), batch, tokens, past)
         order = row_order(real, recent is not None)
         document = None
-        # The library masks a static cache before the forward; a single token's mask there is not worth a look.
-        if not of_padding and (cache is None or not (plain or (cache.is_compileable and tokens == 1))):
+        # The library masks a static cache before the forward; a single token's mask there is not
+        # worth a look.
+        if not of_padding and (
+            cache is None or not (plain or (cache.is_compileable and tokens == 1))
+        ):
             since = None if states is None else states.since_real()
-            document = documents(given, places, masks, real, past, attachment.masks_by_positions, since)
+            document = documents(
+                given, places, masks, real, past, attachment.masks_by_positions, since
+            )
         cached = None if recent is None or recent[1] is None else recent[1][..., 0]
-        present = present_states(active, document, cached, recent is not None, tokens, attachment.pathway.lag, order)
+        present = present_states(
+            active, document, cached, recent is not None, tokens, attachment.pathway.lag, order
+        )
         return Rows(real, active, present, order)
 
     def solver(self, past: int) -> Solver:
-        """The solver of this forward: parallel ones where a sequence starts, the exact rollout for whatever continues it."""
+        """The solver of this forward: parallel ones where a sequence starts, the exact rollout for
+        whatever continues it."""
         if past > 0:
             return EXACT
         return self.attachment.solver if torch.is_grad_enabled() else self.attachment.prefill

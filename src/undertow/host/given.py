@@ -1,7 +1,9 @@
-"""What users hand over, checked where it arrives: to `attach`, `set_solver`, a forward and `generate`.
+"""What users hand over, checked where it arrives: to `attach`, `set_solver`, a forward and
+`generate`.
 
-Most models' forward takes any keyword and drops those it does not know, so that a misspelt `recurrent_mask` would change
-nothing, without an error. Unknown names that are near one of ours are refused; all others are the base model's business.
+Most models' forward takes any keyword and drops those it does not know, so that a misspelt
+`recurrent_mask` would change nothing, without an error. Unknown names that are near one of ours are
+refused; all others are the base model's business.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from undertow.solvers import SOLVERS, Solver
 if TYPE_CHECKING:
     from undertow.host.attach import Attachment
 
-# What a model's forward is given for the recurrence, on its way to the backbone's, which some models would not pass on.
+# What a model's forward is given for the recurrence, on its way to the backbone's, which some
+# models would not pass on.
 ARGUMENTS = ("recurrent_mask", *LOOP_ARGUMENTS)
 # The values that ask for nothing, besides None.
 IDLE = {"warm_start": False, "resume": 0}
@@ -45,15 +48,26 @@ def check_model(model: Any) -> None:
     if isinstance(model, PreTrainedModel):
         if not hasattr(model, "prepare_inputs_for_generation"):
             raise ConfigError(
-                f"{name} has no language-model head; load the model by AutoModelForCausalLM, and attach to that"
+                f"{name} has no language-model head; load the model by AutoModelForCausalLM, and "
+                "attach to that"
             )
         return
     if isinstance(model, type):
-        problem = f"the class {model.__name__}; make or load a model first, as by {model.__name__}.from_pretrained(...)"
+        problem = (
+            f"the class {model.__name__}; make or load a model first, as by "
+            f"{model.__name__}.from_pretrained(...)"
+        )
     elif isinstance(model, str):
-        problem = f"{shown(model)}; load the model first, as by AutoModelForCausalLM.from_pretrained(...)"
-    elif isinstance(model, nn.Module) and any(isinstance(each, PreTrainedModel) for each in model.modules()):
-        problem = f"a {name} around one; attach before PEFT wraps it, or torch.compile or DataParallel does"
+        problem = (
+            f"{shown(model)}; load the model first, as by AutoModelForCausalLM.from_pretrained(...)"
+        )
+    elif isinstance(model, nn.Module) and any(
+        isinstance(each, PreTrainedModel) for each in model.modules()
+    ):
+        problem = (
+            f"a {name} around one; attach before PEFT wraps it, or torch.compile or DataParallel "
+            "does"
+        )
     else:
         problem = f"a {name}; load one, as by AutoModelForCausalLM.from_pretrained(...)"
     raise ConfigError(f"attach takes a transformers model, not {problem}")
@@ -63,7 +77,11 @@ def check_recurrence(recurrence: Any) -> None:
     """Refuse what is given as a recurrence and is none."""
     if not isinstance(recurrence, Recurrence | Looped):
         kinds: dict[str, Any] = {**RECURRENCES, Looped.kind: Looped}
-        raise ConfigError(_no_instance("recurrence", recurrence, (Recurrence, Looped), kinds, "undertow.T2MLR(1, 2)"))
+        raise ConfigError(
+            _no_instance(
+                "recurrence", recurrence, (Recurrence, Looped), kinds, "undertow.T2MLR(1, 2)"
+            )
+        )
 
 
 def check_solver(name: str, solver: Any) -> None:
@@ -72,8 +90,11 @@ def check_solver(name: str, solver: Any) -> None:
         raise ConfigError(_no_instance(name, solver, (Solver,), SOLVERS, "undertow.Sequential()"))
 
 
-def _no_instance(name: str, value: Any, bases: tuple[type, ...], kinds: Mapping[str, Any], example: str) -> str:
-    """What is wrong with a class, its kind or anything else that stands where an instance is needed."""
+def _no_instance(
+    name: str, value: Any, bases: tuple[type, ...], kinds: Mapping[str, Any], example: str
+) -> str:
+    """What is wrong with a class, its kind or anything else that stands where an instance is
+    needed."""
     named = kinds.get(value.lower().replace("_", "-")) if isinstance(value, str) else value
     if isinstance(named, type) and issubclass(named, bases):
         needed = [
@@ -91,15 +112,23 @@ def _no_instance(name: str, value: Any, bases: tuple[type, ...], kinds: Mapping[
 
 @functools.cache
 def known_names(forward: Callable[..., Any]) -> frozenset[str]:
-    """The keywords that a class's forward, its layers or their attention read, and those of the recurrence."""
+    """The keywords that a class's forward, its layers or their attention read, and those of the
+    recurrence."""
     own = inspect.signature(forward).parameters
     return frozenset(
-        {"return_dict", *own, *TransformersKwargs.__annotations__, *FlashAttentionKwargs.__annotations__, *ARGUMENTS}
+        {
+            "return_dict",
+            *own,
+            *TransformersKwargs.__annotations__,
+            *FlashAttentionKwargs.__annotations__,
+            *ARGUMENTS,
+        }
     )
 
 
 def check_names(model: nn.Module, given: Mapping[str, Any]) -> None:
-    """Refuse keywords that are near one of the recurrence's, and no one's else. One operation on sets, where all are known.
+    """Refuse keywords that are near one of the recurrence's, and no one's else. One operation on
+    sets, where all are known.
 
     Raises:
         ConfigError: there is one; names the right one.
@@ -110,7 +139,8 @@ def check_names(model: nn.Module, given: Mapping[str, Any]) -> None:
 
 
 def check_given(attachment: Attachment, inputs: Mapping[str, Any]) -> None:
-    """Refuse arguments for a recurrence that the model has not, and values of another type than they need.
+    """Refuse arguments for a recurrence that the model has not, and values of another type than
+    they need.
 
     Raises:
         ConfigError, DataError: there is one; says which.
@@ -121,37 +151,51 @@ def check_given(attachment: Attachment, inputs: Mapping[str, Any]) -> None:
     if "recurrent_mask" in asked:
         if attachment.pathway is None:
             raise ConfigError(
-                "recurrent_mask is given, but the model has no recurrence in time; leave it out, or attach one such as "
-                "undertow.T2MLR first"
+                "recurrent_mask is given, but the model has no recurrence in time; leave it out, "
+                "or attach one such as undertow.T2MLR first"
             )
         check_mask(inputs["recurrent_mask"])
     of_loop = [name for name in asked if name != "recurrent_mask"]
     if of_loop and attachment.loop is None:
-        raise ConfigError(f"{of_loop[0]} is given, but the model has no recurrence in depth; attach undertow.Looped first")
+        raise ConfigError(
+            f"{of_loop[0]} is given, but the model has no recurrence in depth; attach "
+            "undertow.Looped first"
+        )
     check_loop_arguments({name: inputs.get(name) for name in LOOP_ARGUMENTS})
 
 
 def check_mask(mask: Any) -> None:
     """Refuse what is given as a `recurrent_mask` and is no tensor."""
     if not isinstance(mask, torch.Tensor):
-        raise DataError(f"recurrent_mask is {shown(mask)}; give a tensor of 1 and 0, one a token, as attention_mask is")
+        raise DataError(
+            f"recurrent_mask is {shown(mask)}; give a tensor of 1 and 0, one a token, as "
+            "attention_mask is"
+        )
 
 
 def _validate_model_kwargs(self: Any, model_kwargs: dict[str, Any]) -> None:
-    """The class's check of what `generate` is given, after one for names near ours, which it would not know the mend of."""
+    """The class's check of what `generate` is given, after one for names near ours, which it would
+    not know the mend of."""
     check_names(self, model_kwargs)
     mask, padding = model_kwargs.get("recurrent_mask"), model_kwargs.get("attention_mask")
     if mask is not None:
         check_mask(mask)
         # An assistant that goes on from its cache is given the mask of the prompt alone.
         fresh = not any(isinstance(value, Cache) for value in model_kwargs.values())
-        if fresh and isinstance(padding, torch.Tensor) and padding.ndim == 2 and padding.shape != mask.shape:
+        if (
+            fresh
+            and isinstance(padding, torch.Tensor)
+            and padding.ndim == 2
+            and padding.shape != mask.shape
+        ):
             raise DataError(
-                f"recurrent_mask has shape {list(mask.shape)} and attention_mask {list(padding.shape)}; give both one "
-                "entry a token"
+                f"recurrent_mask has shape {list(mask.shape)} and attention_mask "
+                f"{list(padding.shape)}; give both one entry a token"
             )
     type(self)._validate_model_kwargs(self, model_kwargs)
 
 
 def _is_idle(name: str, value: Any) -> bool:
-    return value is None or (name in IDLE and type(value) is type(IDLE[name]) and value == IDLE[name])
+    return value is None or (
+        name in IDLE and type(value) is type(IDLE[name]) and value == IDLE[name]
+    )

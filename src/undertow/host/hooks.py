@@ -1,11 +1,12 @@
-"""What surrounds a hosted forward: the arguments that are the recurrence's own, and the layer list that records.
+"""What surrounds a hosted forward: the arguments that are the recurrence's own, and the layer list
+that records.
 
-Both are context variables that are set for one call and reset by their token in `finally`, so that nothing that a call was
-given reaches another, whatever interrupts it, runs inside it or beside it.
+Both are context variables that are set for one call and reset by their token in `finally`, so that
+nothing that a call was given reaches another, whatever interrupts it, runs inside it or beside it.
 
-The `forward` of the model and of its backbone are methods of the instance, as hooks do not see a KeyboardInterrupt. A hook
-makes sure that the backbone's is still there. The functions are plain ones of the module that they are called on, so that
-copies of the model work.
+The `forward` of the model and of its backbone are methods of the instance, as hooks do not see a
+KeyboardInterrupt. A hook makes sure that the backbone's is still there. The functions are plain
+ones of the module that they are called on, so that copies of the model work.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from undertow.host.stack import Stack, current_forward
 if TYPE_CHECKING:
     from undertow.host.attach import Attachment
 
-# Where a `forward` that stood in a module's own `__dict__` before ours is kept, such as one of accelerate's; and the owners.
+# Where a `forward` that stood in a module's own `__dict__` before ours is kept, such as one of
+# accelerate's; and the owners.
 EARLIER, OWNERS = "_undertow_earlier_forward", "_undertow_owners"
 
 
@@ -52,7 +54,9 @@ def install(owners: Owners) -> None:
     model, backbone = owners.model, owners.backbone
     for module, function in ((model, call_model), (backbone, call_backbone)):
         earlier = vars(module).get("forward")
-        if earlier is not None and not isinstance(earlier, InstanceMethod):  # which would be one of ours, left behind
+        if earlier is not None and not isinstance(
+            earlier, InstanceMethod
+        ):  # which would be one of ours, left behind
             vars(module)[EARLIER] = earlier
         module.forward = InstanceMethod(function, module, "forward")
     vars(model)[OWNERS] = owners
@@ -69,7 +73,9 @@ def uninstall(model: nn.Module, backbone: nn.Module, hooks: list[RemovableHandle
         vars(model).pop(name, None)
     for module in (model, backbone):
         earlier = vars(module).pop(EARLIER, None)
-        if is_method(vars(module).get("forward"), call_model) or is_method(vars(module).get("forward"), call_backbone):
+        if is_method(vars(module).get("forward"), call_model) or is_method(
+            vars(module).get("forward"), call_backbone
+        ):
             del vars(module)["forward"]
             if earlier is not None:
                 vars(module)["forward"] = earlier
@@ -85,7 +91,8 @@ def plain_forward(module: nn.Module) -> Callable[..., Any]:
 
 
 def call_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The model's own forward, which is not given the recurrence's arguments: they wait for its backbone.
+    """The model's own forward, which is not given the recurrence's arguments: they wait for its
+    backbone.
 
     Raises:
         ConfigError: the backbone that has the recurrence did not run.
@@ -103,19 +110,22 @@ def call_model(self: Any, *args: Any, **kwargs: Any) -> Any:
     if not waiting.taken and not isinstance(current_forward.get(), Observer):
         backbone = type(owners.backbone).__name__
         raise ConfigError(
-            f"{type(self).__name__} did not run the {backbone} that the recurrence was attached to, but another one; "
-            "put that one back and call undertow.detach, or attach to the model as it is now"
+            f"{type(self).__name__} did not run the {backbone} that the recurrence was attached "
+            "to, but another one; put that one back and call undertow.detach, or attach to the "
+            "model as it is now"
         )
     return output
 
 
 def warn_of_adapters(model: Any) -> None:
-    """Say of an adapter of another kind than LoRA that its folder will not tell of the recurrence."""
+    """Say of an adapter of another kind than LoRA that its folder will not tell of the
+    recurrence."""
     for name, config in model.peft_config.items():
         if (kind := getattr(config, "peft_type", "LORA")) not in ("LORA", "UNDERTOW"):
             warnings.warn(
-                f"the adapter {name!r} is of PEFT's kind {getattr(kind, 'value', kind)}, whose folder does not tell of the "
-                "recurrence: load it on this hosted model, saved by save_pretrained, or use LoRA, which remembers it",
+                f"the adapter {name!r} is of PEFT's kind {getattr(kind, 'value', kind)}, whose "
+                "folder does not tell of the recurrence: load it on this hosted model, saved by "
+                "save_pretrained, or use LoRA, which remembers it",
                 stacklevel=2,
             )
 
@@ -133,21 +143,38 @@ def prepare_inputs_for_generation(
     watch: Any = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """The class's own, which also passes on what the recurrence is given. A `recurrent_mask` grows with the sequence."""
-    own = dict(depth=depth, exit_rule=exit_rule, warm_start=warm_start, resume=resume, state_seed=state_seed, watch=watch)
-    inputs: dict[str, Any] = type(self).prepare_inputs_for_generation(self, input_ids, *args, **kwargs)
+    """The class's own, which also passes on what the recurrence is given. A `recurrent_mask` grows
+    with the sequence."""
+    own = dict(
+        depth=depth,
+        exit_rule=exit_rule,
+        warm_start=warm_start,
+        resume=resume,
+        state_seed=state_seed,
+        watch=watch,
+    )
+    inputs: dict[str, Any] = type(self).prepare_inputs_for_generation(
+        self, input_ids, *args, **kwargs
+    )
     inputs |= {name: value for name, value in own.items() if value is not None}
     if recurrent_mask is not None:
         if recurrent_mask.ndim != 2:
             raise DataError(
-                f"recurrent_mask has shape {list(recurrent_mask.shape)}; it needs one entry a token: [rows, tokens]"
+                f"recurrent_mask has shape {list(recurrent_mask.shape)}; it needs one entry a "
+                "token: [rows, tokens]"
             )
-        new = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
+        new = (
+            inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
+        )
         # What is cached is counted, as `input_ids` holds no prompt that was given as embeddings.
         cache = next((value for value in inputs.values() if isinstance(value, Cache)), None)
         total = new.shape[1] + (0 if cache is None else int(cache.get_seq_length()))
-        generated = recurrent_mask.new_ones(recurrent_mask.shape[0], max(total - recurrent_mask.shape[1], 0))
-        inputs["recurrent_mask"] = torch.cat([recurrent_mask, generated], dim=1)[:, total - new.shape[1] : total]
+        generated = recurrent_mask.new_ones(
+            recurrent_mask.shape[0], max(total - recurrent_mask.shape[1], 0)
+        )
+        inputs["recurrent_mask"] = torch.cat([recurrent_mask, generated], dim=1)[
+            :, total - new.shape[1] : total
+        ]
     return inputs
 
 
@@ -157,8 +184,8 @@ def prepare_inputs_for_generation(
 def check_forward(backbone: nn.Module, args: Any) -> None:
     if not is_method(vars(backbone).get("forward"), call_backbone):
         raise ConfigError(
-            f"the forward of {type(backbone).__name__} was replaced after the recurrence was attached, which would leave it "
-            "out; replace it first, and attach then"
+            f"the forward of {type(backbone).__name__} was replaced after the recurrence was "
+            "attached, which would leave it out; replace it first, and attach then"
         )
 
 
@@ -166,7 +193,8 @@ def call_backbone(self: Any, *args: Any, **kwargs: Any) -> Any:
     """The backbone's own forward, over a layer list that records.
 
     Raises:
-        UnsupportedArchitectureError: its recorded layers did not run, so that the recurrence would be lost.
+        UnsupportedArchitectureError: its recorded layers did not run, so that the recurrence would
+            be lost.
         ConfigError: its layers, or the recurrence, are others than when it was attached.
     """
     plain = plain_forward(self)
@@ -179,9 +207,10 @@ def call_backbone(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = plain(*args, **kwargs)
         if hosted is not None and not hosted.ran:
             raise UnsupportedArchitectureError(
-                f"the layers of {type(self).__name__} did not run where the recurrence was attached: its forward no longer "
-                f"iterates over {type(self).__name__}.{hosted.attachment.stack_name}; undo what changed that, or call "
-                "undertow.detach"
+                f"the layers of {type(self).__name__} did not run where the recurrence was "
+                "attached: its forward no longer iterates over "
+                f"{type(self).__name__}.{hosted.attachment.stack_name}; undo what changed that, or "
+                "call undertow.detach"
             )
         return output
     finally:
@@ -189,10 +218,14 @@ def call_backbone(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def start(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward | None:
-    """The hosted forward of one call, whose own arguments are taken out of `kwargs`; None while the recurrence rests."""
+    """The hosted forward of one call, whose own arguments are taken out of `kwargs`; None while the
+    recurrence rests."""
     wrapped: Any = backbone._modules.get(ATTACHMENT)
     if wrapped is None:
-        raise ConfigError("the recurrence was taken out of the model, but not by undertow.detach; call that instead")
+        raise ConfigError(
+            "the recurrence was taken out of the model, but not by undertow.detach; call that "
+            "instead"
+        )
     attachment: Attachment = in_use(wrapped)
     inputs = {**dict(zip(attachment.input_names, args, strict=False)), **kwargs}
     waiting = given.get()
@@ -201,7 +234,11 @@ def start(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         waiting.taken = True  # whatever else calls the backbone meanwhile is given nothing
     for name in ARGUMENTS:
         kwargs.pop(name, None)
-    if attachment is not wrapped and attachment.only_in_adapters and attachment is wrapped.original_module:
+    if (
+        attachment is not wrapped
+        and attachment.only_in_adapters
+        and attachment is wrapped.original_module
+    ):
         return None
     if (first := next(attachment.parameters(), None)) is not None and first.is_meta:
         bring_in(attachment)
@@ -212,14 +249,16 @@ def start(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def recording_list(backbone: nn.Module, attachment: Attachment) -> Stack:
-    """The backbone's list of layers, which may have been rebuilt, as `compile_regions` does, around as many layers."""
+    """The backbone's list of layers, which may have been rebuilt, as `compile_regions` does, around
+    as many layers."""
     stack = getattr(backbone, attachment.stack_name, None)
     if type(stack) is nn.ModuleList:
         stack.__class__ = Stack
     if not isinstance(stack, Stack) or len(stack) != len(attachment.layouts):
         found = f"{len(stack)} layers" if isinstance(stack, Stack) else f"a {type(stack).__name__}"
         raise ConfigError(
-            f"{type(backbone).__name__}.{attachment.stack_name} is {found} now, and was {len(attachment.layouts)} layers "
-            "when the recurrence was attached; call undertow.detach before changing the layers, and attach again after it"
+            f"{type(backbone).__name__}.{attachment.stack_name} is {found} now, and was "
+            f"{len(attachment.layouts)} layers when the recurrence was attached; call "
+            "undertow.detach before changing the layers, and attach again after it"
         )
     return stack

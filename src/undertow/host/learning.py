@@ -1,4 +1,5 @@
-"""What attaching learns from a few probe forwards: the layout of the layer calls, and that replaying them is exact."""
+"""What attaching learns from a few probe forwards: the layout of the layer calls, and that
+replaying them is exact."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ BATCHES = (2, 3)
 
 
 class Observer:
-    """A forward of one backbone that runs the layers as they are. Without a stack the model runs untouched."""
+    """A forward of one backbone that runs the layers as they are. Without a stack the model runs
+    untouched."""
 
     def __init__(self, backbone: nn.Module, stack: nn.ModuleList | None, arity: int = 0) -> None:
         self.backbone, self.stack, self.arity, self.ran = backbone, stack, arity, False
@@ -48,7 +50,8 @@ class Observer:
 
 
 def learn(attachment: Attachment) -> None:
-    """Fill in the attachment's layouts, and compare a replayed forward with the model's own, bitwise on a CPU.
+    """Fill in the attachment's layouts, and compare a replayed forward with the model's own,
+    bitwise on a CPU.
 
     Raises:
         UnsupportedArchitectureError: the architecture cannot be hosted.
@@ -65,22 +68,36 @@ def learn(attachment: Attachment) -> None:
             expected = observe(model, Observer(backbone, None), cached, new)
             observer = Observer(backbone, stack, attachment.arity)
             logits = observe(model, observer, cached, new)
-            same = torch.equal(logits, expected) if logits.device.type == "cpu" else torch.allclose(logits, expected)
+            same = (
+                torch.equal(logits, expected)
+                if logits.device.type == "cpu"
+                else torch.allclose(logits, expected)
+            )
             if not torch.isfinite(expected).all():
                 raise CheckpointError(
-                    "the model's outputs are not finite before anything is attached; its weights are broken"
+                    "the model's outputs are not finite before anything is attached; its weights "
+                    "are broken"
                 )
             if len(observer.recordings) != 2 or not same:
-                raise refuse(model, "running its layers one after another does not reproduce its outputs")
+                raise refuse(
+                    model, "running its layers one after another does not reproduce its outputs"
+                )
             calls.append(observer.recordings[1][0].calls)
             recording, hidden = observer.recordings[0]
             check_calls(model, recording.hidden, recording.calls, find_cache(recording.calls[0]))
             decode = getattr(attachment.pathway, "decode", None)
             if isinstance(decode, ExpectedEmbedding):
                 recording, hidden = observer.recordings[1]
-                decode.verify(probe_ids(model, cached + new)[:, cached:], recording.hidden, hidden, logits)
+                decode.verify(
+                    probe_ids(model, cached + new)[:, cached:], recording.hidden, hidden, logits
+                )
         if attachment.pathway is not None:
-            check_pathway(attachment.pathway, recording.hidden.shape[-1], recording.hidden.device, recording.hidden.dtype)
+            check_pathway(
+                attachment.pathway,
+                recording.hidden.shape[-1],
+                recording.hidden.device,
+                recording.hidden.dtype,
+            )
         by_rows = []
         for rows in BATCHES:
             observer = Observer(backbone, stack, attachment.arity)
@@ -88,14 +105,20 @@ def learn(attachment: Attachment) -> None:
             by_rows.append(observer.recordings[1][0].calls)
     lengths = [new for _, new in PROBES]
     attachment.layouts = [
-        learn_layout(type(model).__name__, [first, second], lengths) for first, second in zip(*calls, strict=True)
+        learn_layout(type(model).__name__, [first, second], lengths)
+        for first, second in zip(*calls, strict=True)
     ]
     for layout, narrow, wide in zip(attachment.layouts, *by_rows, strict=True):
         learn_rows(layout, (narrow, wide), BATCHES)
 
 
 def observe(
-    model: PreTrainedModel, observer: Observer, cached: int, new: int, rows: int = 2, positions: bool = False
+    model: PreTrainedModel,
+    observer: Observer,
+    cached: int,
+    new: int,
+    rows: int = 2,
+    positions: bool = False,
 ) -> torch.Tensor:
     """Logits of `new` tokens after `cached` ones, of a batch whose first row is left-padded.
 
@@ -110,11 +133,19 @@ def observe(
         given = [{"position_ids": own[:, :cached]}, {"position_ids": own[:, cached:]}]
     token = current_forward.set(observer)
     try:
-        first = model(input_ids=ids[:, :cached], attention_mask=mask[:, :cached], use_cache=True, **given[0])
+        first = model(
+            input_ids=ids[:, :cached], attention_mask=mask[:, :cached], use_cache=True, **given[0]
+        )
         cache = next(((k, v) for k, v in first.items() if isinstance(v, Cache)), None)
         if cache is None:
             raise refuse(model, "it returns no key-value cache")
-        output = model(input_ids=ids[:, cached:], attention_mask=mask, use_cache=True, **given[1], **dict([cache]))
+        output = model(
+            input_ids=ids[:, cached:],
+            attention_mask=mask,
+            use_cache=True,
+            **given[1],
+            **dict([cache]),
+        )
     finally:
         current_forward.reset(token)
     logits: torch.Tensor = output.logits
@@ -147,15 +178,19 @@ def return_arity(model: PreTrainedModel, backbone: nn.Module, stack: nn.ModuleLi
 
 @contextmanager
 def quiet(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode without gradients, named outputs but for layers' own, and all as it was afterwards, random numbers
-    included."""
+    """Evaluation mode without gradients, named outputs but for layers' own, and all as it was
+    afterwards, random numbers included."""
     training = [module for module in model.modules() if module.training]
     # Where the text after the last image stood, which Qwen's models keep for the next call.
     shifted = [
-        (module, deltas) for module in model.modules() if (deltas := getattr(module, "rope_deltas", None)) is not None
+        (module, deltas)
+        for module in model.modules()
+        if (deltas := getattr(module, "rope_deltas", None)) is not None
     ]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
+    configs = {
+        id(config): config for config in (model.config, model.config.get_text_config())
+    }.values()
     # The library's loss of the routers fails beside a cache, for one.
     wanted: dict[str, bool] = {"return_dict": True, **{f"output_{name}": False for name in OUTPUTS}}
     asked = [

@@ -9,11 +9,12 @@ from typing import Any
 
 
 class InstanceMethod:
-    """`function` bound to one `owner`, to be put into its ``__dict__`` in place of its class's method of that `name`.
+    """`function` bound to one `owner`, to be put into its ``__dict__`` in place of its class's
+    method of that `name`.
 
-    A bound method of Python's own would be lost in a pickle, which keeps its name alone and so finds the class's. This one
-    keeps its function, and a deep copy is bound to the copied owner. It has what makes accelerate's `compile_regions` bind
-    it anew to the model that it makes.
+    A bound method of Python's own would be lost in a pickle, which keeps its name alone and so
+    finds the class's. This one keeps its function, and a deep copy is bound to the copied owner. It
+    has what makes accelerate's `compile_regions` bind it anew to the model that it makes.
     """
 
     def __init__(self, function: Callable[..., Any], owner: Any, name: str | None = None) -> None:
@@ -42,7 +43,8 @@ class InstanceMethod:
 
 
 def is_method(candidate: Any, function: Callable[..., Any]) -> bool:
-    """Whether a callable is `function` bound to a model, or a wrapper around it that says so, as accelerate's hooks do."""
+    """Whether a callable is `function` bound to a model, or a wrapper around it that says so, as
+    accelerate's hooks do."""
     while candidate is not None:
         if getattr(candidate, "__func__", None) is function:
             return True

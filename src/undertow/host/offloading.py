@@ -1,7 +1,8 @@
-"""Weights that accelerate keeps in main memory or on disk, and brings in for a module's own forward alone.
+"""Weights that accelerate keeps in main memory or on disk, and brings in for a module's own forward
+alone.
 
-Meanwhile they are on the meta device. The layers of a hosted model are called as ever, so this works by itself; what uses
-weights outside of their module's forward asks here.
+Meanwhile they are on the meta device. The layers of a hosted model are called as ever, so this
+works by itself; what uses weights outside of their module's forward asks here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def offloading_hooks(module: nn.Module) -> list[Any]:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where the weights of a module are when it runs: the meta device only where they are nowhere else."""
+    """Where the weights of a module are when it runs: the meta device only where they are nowhere
+    else."""
     parameter = next(module.parameters())
     if parameter.is_meta:
         for each in module.modules():
@@ -31,13 +33,17 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def bring_in(recurrence: nn.Module) -> None:
-    """Take a recurrence's weights in for good, where accelerate keeps them elsewhere: most are used outside of a forward."""
+    """Take a recurrence's weights in for good, where accelerate keeps them elsewhere: most are used
+    outside of a forward."""
     for module in recurrence.modules():
         for hook in offloading_hooks(module):
             from accelerate.hooks import remove_hook_from_module
             from accelerate.utils import set_module_tensor_to_device
 
-            kept = {name: hook.weights_map[name] for name, _ in module.named_parameters(recurse=hook.place_submodules)}
+            kept = {
+                name: hook.weights_map[name]
+                for name, _ in module.named_parameters(recurse=hook.place_submodules)
+            }
             remove_hook_from_module(module)
             for name, value in kept.items():
                 set_module_tensor_to_device(module, name, hook.execution_device, value=value)
@@ -58,9 +64,11 @@ def weight_of(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def place(device_map: dict[str, Any], stack: str, recurrence: str) -> None:
-    """Give a device map an entry for a recurrence that it does not speak of: where the first of the layers is.
+    """Give a device map an entry for a recurrence that it does not speak of: where the first of the
+    layers is.
 
-    `stack` and `recurrence` are the names of both in the model, which the map's entries are prefixes of.
+    `stack` and `recurrence` are the names of both in the model, which the map's entries are
+    prefixes of.
     """
     first = f"{stack}.0"
     if any(name == "" or f"{recurrence}.".startswith(f"{name}.") for name in device_map):

@@ -13,7 +13,8 @@ ATTACHMENT = "recurrence"
 
 
 class Owners:
-    """The hosted model and its backbone: a plain object, so that they do not become submodules of their own submodule.
+    """The hosted model and its backbone: a plain object, so that they do not become submodules of
+    their own submodule.
 
     Attributes:
         model: the causal language model.
@@ -26,8 +27,9 @@ class Owners:
         self.hooks: list[RemovableHandle] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Owners:
-        # A copy of the whole model owns its copied recurrence. A copy of the recurrence alone, which PEFT makes for each
-        # adapter, stays with the model: it must not drag in a copy of that.
+        # A copy of the whole model owns its copied recurrence. A copy of the recurrence alone,
+        # which PEFT makes for each adapter, stays with the model: it must not drag in a copy of
+        # that.
         if id(self.model) not in memo:
             return self
         copied = memo[id(self)] = copy.copy(self)
@@ -37,7 +39,8 @@ class Owners:
 
 
 def in_use(module: Any) -> Any:
-    """The module itself; the copy in use where PEFT wraps it to train and save one for each adapter, or what is compiled."""
+    """The module itself; the copy in use where PEFT wraps it to train and save one for each
+    adapter, or what is compiled."""
     if "_orig_mod" in module._modules:  # by torch.compile, in accelerate's `compile_regions`
         module = module._modules["_orig_mod"]
     copies = getattr(module, "modules_to_save", None)

@@ -1,8 +1,9 @@
 """Keys and values of a rollout, written once into preallocated buffers, with exact gradients.
 
-A cache that grows by concatenation copies, and in training keeps, every prefix: memory quadratic in the length. Here each
-group of tokens writes its keys and values into a slot of one buffer and reads a view of the slots so far. The gradients of
-the views are summed in a second buffer, from which each slot's is taken once all later groups have added theirs.
+A cache that grows by concatenation copies, and in training keeps, every prefix: memory quadratic in
+the length. Here each group of tokens writes its keys and values into a slot of one buffer and reads
+a view of the slots so far. The gradients of the views are summed in a second buffer, from which
+each slot's is taken once all later groups have added theirs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-# Which output of `WriteSlot` a tensor comes from, by which operations, and of which shape but for the tokens.
+# Which output of `WriteSlot` a tensor comes from, by which operations, and of which shape but for
+# the tokens.
 Origin = tuple[int, tuple[str, ...], tuple[int, int, int]]
 
 
@@ -29,8 +31,10 @@ class Slot:
         tokens: the tokens of the whole rollout.
         start: the group's first.
         chain: the link that the group's first write follows; None where no gradient is wanted.
-        seen, writer: the keys and values that the last layer was given, and the node that made them.
-        repeats: for each way that such a tensor was made into a larger one, whether that repeats its heads.
+        seen, writer: the keys and values that the last layer was given, and the node that made
+            them.
+        repeats: for each way that such a tensor was made into a larger one, whether that repeats
+            its heads.
     """
 
     tokens: int
@@ -42,9 +46,12 @@ class Slot:
 
 
 class RolloutLayer(CacheLayerMixin):
-    """The buffers of one layer: keys and values ``[B, heads, T, head width]`` and, in a backward pass, their gradients."""
+    """The buffers of one layer: keys and values ``[B, heads, T, head width]`` and, in a backward
+    pass, their gradients."""
 
-    is_sliding = False  # it holds every key; the masks that the layers get still confine a sliding window
+    is_sliding = (
+        False  # it holds every key; the masks that the layers get still confine a sliding window
+    )
 
     def __init__(self, slot: Slot) -> None:
         super().__init__()
@@ -55,24 +62,35 @@ class RolloutLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         tokens = self.slot.tokens
         self.keys = key_states.new_empty(*key_states.shape[:2], tokens, key_states.shape[-1])
-        self.values = value_states.new_empty(*value_states.shape[:2], tokens, value_states.shape[-1])
+        self.values = value_states.new_empty(
+            *value_states.shape[:2], tokens, value_states.shape[-1]
+        )
         self.is_initialized = True
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         if not self.is_initialized:
             self.lazy_initialization(key_states.detach(), value_states.detach())
         slot = self.slot
-        if slot.chain is None or not torch.is_grad_enabled():  # some iterations of a loop run without gradient
+        if (
+            slot.chain is None or not torch.is_grad_enabled()
+        ):  # some iterations of a loop run without gradient
             return self.write(key_states, value_states, slot.start)
-        keys, values, slot.chain = WriteSlot.apply(key_states, value_states, slot.chain, self, slot.start)
+        keys, values, slot.chain = WriteSlot.apply(
+            key_states, value_states, slot.chain, self, slot.start
+        )
         slot.seen, slot.writer = (keys.detach(), values.detach()), keys.grad_fn
         return keys, values
 
-    def write(self, key_states: torch.Tensor, value_states: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def write(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, start: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Fill the slots from `start` on; views of all slots so far.
 
-        A slot is never written twice with other values (checkpointing may write the same again), so views that autograd
-        keeps stay valid. `.data` tells autograd so: an alias with a version counter of its own.
+        A slot is never written twice with other values (checkpointing may write the same again), so
+        views that autograd keeps stay valid. `.data` tells autograd so: an alias with a version
+        counter of its own.
         """
         assert self.keys is not None and self.values is not None
         stop = start + key_states.shape[-2]
@@ -92,18 +110,21 @@ class RolloutLayer(CacheLayerMixin):
 
 @dataclass
 class Repeated:
-    """A saved tensor that holds every key head of `heads` ``[B, heads, n, head width]`` `times` times over."""
+    """A saved tensor that holds every key head of `heads` ``[B, heads, n, head width]`` `times`
+    times over."""
 
     heads: torch.Tensor
     times: int
 
 
 class UnrepeatedHeads(saved_tensors_hooks):
-    """Keeps the keys and values that attention repeats for grouped queries as what they are: views of the buffers.
+    """Keeps the keys and values that attention repeats for grouped queries as what they are: views
+    of the buffers.
 
-    Where a group of several tokens needs a mask, the library's attention copies each key head for all its query heads, and
-    autograd would keep those copies, group after group: memory quadratic in the length. Such a copy is not kept but made
-    again. It is told by the operations that made it, which are compared once, element by element, with what they stand for.
+    Where a group of several tokens needs a mask, the library's attention copies each key head for
+    all its query heads, and autograd would keep those copies, group after group: memory quadratic
+    in the length. Such a copy is not kept but made again. It is told by the operations that made
+    it, which are compared once, element by element, with what they stand for.
     """
 
     # More than an attention's own operations between its keys and what it saves.
@@ -126,13 +147,18 @@ class UnrepeatedHeads(saved_tensors_hooks):
         return tensor.detach()  # kept as it is, a node's own output would hold that node: a cycle
 
     def origin(self, tensor: torch.Tensor) -> Origin | None:
-        """How a tensor that may repeat the last layer's heads was made of them; None if it was not."""
+        """How a tensor that may repeat the last layer's heads was made of them; None if it was
+        not."""
         names: list[str] = []
         node, output = tensor.grad_fn, 0
         while node is not None and len(names) < self.LONGEST:
             if node is self.slot.writer:
                 batch, count, tokens, width = tensor.shape
-                return (output, tuple(names), (batch, count, width)) if tokens == self.slot.seen[output].shape[2] else None
+                return (
+                    (output, tuple(names), (batch, count, width))
+                    if tokens == self.slot.seen[output].shape[2]
+                    else None
+                )
             if len(node.next_functions) != 1:
                 return None
             names.append(node.name())
@@ -153,14 +179,18 @@ class UnrepeatedHeads(saved_tensors_hooks):
 
     @staticmethod
     def unpack(kept: torch.Tensor | Repeated) -> torch.Tensor:
-        return kept.heads.repeat_interleave(kept.times, dim=1) if isinstance(kept, Repeated) else kept
+        return (
+            kept.heads.repeat_interleave(kept.times, dim=1) if isinstance(kept, Repeated) else kept
+        )
 
 
 class WriteSlot(torch.autograd.Function):
-    """Write a group's keys and values; return all so far, and a link of the chain that orders the backward pass.
+    """Write a group's keys and values; return all so far, and a link of the chain that orders the
+    backward pass.
 
-    Every call consumes the link of the call before it, so autograd runs the backward of a call only after those of all
-    later calls, when the gradient buffers hold everything that later groups had to add to this group's slots.
+    Every call consumes the link of the call before it, so autograd runs the backward of a call only
+    after those of all later calls, when the gradient buffers hold everything that later groups had
+    to add to this group's slots.
     """
 
     @staticmethod
@@ -180,7 +210,8 @@ class WriteSlot(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         layer, start, stop = ctx.layer, ctx.start, ctx.stop
-        # Another pass through the same graph starts from zero, whatever part of the graph the last one ran.
+        # Another pass through the same graph starts from zero, whatever part of the graph the last
+        # one ran.
         backward_pass = torch._C._current_graph_task_id()
         if layer.backward_pass != backward_pass:
             layer.backward_pass = backward_pass
@@ -194,24 +225,36 @@ class WriteSlot(torch.autograd.Function):
 
 
 class RolloutCache(Cache):
-    """The cache that the recurrent block's layers see during a rollout of `tokens` tokens from the sequence's start.
+    """The cache that the recurrent block's layers see during a rollout of `tokens` tokens from the
+    sequence's start.
 
-    Where layers are looped, each of the `iterations` has buffers of its own; `iteration` is the running one.
+    Where layers are looped, each of the `iterations` has buffers of its own; `iteration` is the
+    running one.
     """
 
     def __init__(self, layers: int, tokens: int, iterations: int = 1) -> None:
         self.slot, self.count, self.iteration = Slot(tokens), layers, 0
         super().__init__(layers=[RolloutLayer(self.slot) for _ in range(layers * iterations)])
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        return super().update(key_states, value_states, self.iteration * self.count + layer_idx, *args, **kwargs)
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        return super().update(
+            key_states, value_states, self.iteration * self.count + layer_idx, *args, **kwargs
+        )
 
     @contextmanager
     def group(self, start: int, chain: torch.Tensor | None) -> Iterator[Slot]:
-        """Let the layers write a group from token `start` on, after the link `chain`; None where no gradient is wanted.
+        """Let the layers write a group from token `start` on, after the link `chain`; None where no
+        gradient is wanted.
 
-        The slot's chain does not outlive the group, even one that a recomputation breaks off: the graph holds the layers,
-        and these must not hold the graph.
+        The slot's chain does not outlive the group, even one that a recomputation breaks off: the
+        graph holds the layers, and these must not hold the graph.
         """
         self.slot.start, self.slot.chain = start, chain
         try:
@@ -221,7 +264,11 @@ class RolloutCache(Cache):
 
     def filled(self) -> list[tuple[int, int]]:
         """The layers that hold something, each with its iteration, in order."""
-        return [(i % self.count, i // self.count) for i, layer in enumerate(self.layers) if layer.is_initialized]  # type: ignore[union-attr]
+        return [
+            (i % self.count, i // self.count)
+            for i, layer in enumerate(self.layers)
+            if layer.is_initialized  # type: ignore[union-attr]
+        ]
 
     def contents(self, layer: int, iteration: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of a layer, ``[B, heads, T, head width]`` each, without a graph."""

@@ -1,8 +1,10 @@
-"""The container swap: a model's layer list that hands its layers to Undertow while the backbone's forward runs.
+"""The container swap: a model's layer list that hands its layers to Undertow while the backbone's
+forward runs.
 
-The class of the backbone's `ModuleList` changes and nothing else: children, names and state-dict keys stay. While a hosted
-forward runs, iterating the list yields recorders. Each notes how the backbone called it; the last one has the forward run
-the real layers, in whatever order the recurrence asks for. Outside a hosted forward the list is an ordinary `ModuleList`.
+The class of the backbone's `ModuleList` changes and nothing else: children, names and state-dict
+keys stay. While a hosted forward runs, iterating the list yields recorders. Each notes how the
+backbone called it; the last one has the forward run the real layers, in whatever order the
+recurrence asks for. Outside a hosted forward the list is an ordinary `ModuleList`.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Recording:
         """Layer `index` on `hidden`, called as the backbone called it."""
         return self.run_call(index, hidden, self.calls[index])
 
-    def run_call(self, index: int, hidden: torch.Tensor, call: Call, start: int = 0, first_key: int = 0) -> torch.Tensor:
+    def run_call(
+        self, index: int, hidden: torch.Tensor, call: Call, start: int = 0, first_key: int = 0
+    ) -> torch.Tensor:
         """Layer `index` on tokens from `start` on, which attend to keys from `first_key` on."""
         args, kwargs = call
         if self.collected is None:
@@ -84,7 +88,8 @@ class HostedForward(Protocol):
     def run(self, recording: Recording) -> torch.Tensor: ...
 
 
-# The hosted forward that runs in this context. A context variable, so that threads and nested forwards stay apart.
+# The hosted forward that runs in this context. A context variable, so that threads and nested
+# forwards stay apart.
 current_forward: ContextVar[HostedForward | None] = ContextVar("undertow_forward", default=None)
 
 
@@ -103,15 +108,16 @@ class Recorder:
             recording.hidden, recording.version = hidden, version_of(hidden)
         if len(recording.calls) != self._index:
             raise UnsupportedArchitectureError(
-                f"layer {self._index} was called after {len(recording.calls)} layers: this model does not run its layers "
-                "one after another, each once, which a recurrence needs"
+                f"layer {self._index} was called after {len(recording.calls)} layers: this model "
+                "does not run its layers one after another, each once, which a recurrence needs"
             )
         last = self._index == len(recording.layers) - 1
         if hidden is not recording.hidden or (last and version_of(hidden) != recording.version):
             raise UnsupportedArchitectureError(
-                f"what layer {self._index - 1} gave was changed before layer {self._index}: this model changes its "
-                "residual stream between the layers, as some do for images, which a recurrence would lose; give it text, or "
-                "take the recurrence off with undertow.detach(model)"
+                f"what layer {self._index - 1} gave was changed before layer {self._index}: this "
+                "model changes its residual stream between the layers, as some do for images, "
+                "which a recurrence would lose; give it text, or take the recurrence off with "
+                "undertow.detach(model)"
             )
         recording.calls.append((args, kwargs))
         if last:
@@ -121,7 +127,8 @@ class Recorder:
 
 
 class Stack(nn.ModuleList):
-    """A `ModuleList` whose iteration yields recorders inside a hosted forward of the backbone that owns it."""
+    """A `ModuleList` whose iteration yields recorders inside a hosted forward of the backbone that
+    owns it."""
 
     def _recorders(self) -> list[Recorder] | None:
         forward = current_forward.get()

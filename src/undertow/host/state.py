@@ -1,7 +1,7 @@
 """The recurrent state as one more layer of the model's cache.
 
-Beam search, cropping, chunked prefill, assisted decoding and continuation all act on every layer of a `Cache`, so the state
-goes where its row goes and never lives on a module.
+Beam search, cropping, chunked prefill, assisted decoding and continuation all act on every layer of
+a `Cache`, so the state goes where its row goes and never lives on a module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from undertow.errors import DataError
 from undertow.host.tokens import Rows as TokenRows
 from undertow.host.tokens import last_real
 
-# The states of the last `lag` tokens ``[B, lag, W]`` and, unless all are there, which are ``[B, lag, 1]``.
+# The states of the last `lag` tokens ``[B, lag, W]`` and, unless all are there, which are ``[B,
+# lag, 1]``.
 Recent = tuple[torch.Tensor, torch.Tensor | None]
 # Tokens to make room for at least, whenever there is no more.
 FIRST_ROOM = 32
@@ -27,9 +28,10 @@ PADDING, STATELESS, PRESENT = -1.0, 0.0, 1.0
 class StateLayer(Rows):
     """The states of every token of each row.
 
-    `keys` holds the states ``[B, 1, room, W]`` and `values` what is known of each token, ``[B, 1, room, 1]``: padding has no
-    state, nor has a token without recurrence. The names are those that every operation on a cache layer expects; only the
-    first `seen` tokens count, and the room behind them grows by steps.
+    `keys` holds the states ``[B, 1, room, W]`` and `values` what is known of each token, ``[B, 1,
+    room, 1]``: padding has no state, nor has a token without recurrence. The names are those that
+    every operation on a cache layer expects; only the first `seen` tokens count, and the room
+    behind them grows by steps.
 
     Attributes:
         recurrence: the settings of the recurrence that the states are of.
@@ -37,10 +39,14 @@ class StateLayer(Rows):
         gaps: whether padding may stand between a row's tokens.
     """
 
-    def __init__(self, recurrence: Any, lag: int, computed_in: torch.dtype, is_compileable: bool = False) -> None:
+    def __init__(
+        self, recurrence: Any, lag: int, computed_in: torch.dtype, is_compileable: bool = False
+    ) -> None:
         super().__init__()
         self.recurrence, self.lag, self.computed_in = recurrence, lag, computed_in
-        self.is_compileable = is_compileable  # as the other layers: it decides how a static cache is masked
+        self.is_compileable = (
+            is_compileable  # as the other layers: it decides how a static cache is masked
+        )
         self.all_present, self.gaps = True, False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -49,7 +55,8 @@ class StateLayer(Rows):
         self.is_initialized = True
 
     def recent(self) -> Recent | None:
-        """The states of the last `lag` tokens ``[B, lag, W]`` and, unless all are there, which are ``[B, lag, 1]``."""
+        """The states of the last `lag` tokens ``[B, lag, W]`` and, unless all are there, which are
+        ``[B, lag, 1]``."""
         if not self.is_initialized or self.seen == 0:
             return None
         start = 0 if self.gaps else max(self.seen - self.lag, 0)
@@ -66,7 +73,8 @@ class StateLayer(Rows):
         return states, None if self.all_present and missing <= 0 else known == PRESENT
 
     def since_real(self) -> torch.Tensor | None:
-        """How many tokens back each row's last one is that is no padding, ``[B, 1]``; None where all are the last."""
+        """How many tokens back each row's last one is that is no padding, ``[B, 1]``; None where
+        all are the last."""
         if not self.is_initialized or not self.gaps:
             return None
         real = self.values[:, 0, : self.seen, 0] != PADDING
@@ -77,7 +85,11 @@ class StateLayer(Rows):
         """Take in the states ``[B, T, W]`` of one whole forward over `rows`."""
         real, active = rows.real, rows.active
         self.all_present = self.all_present and active is None
-        self.gaps = self.gaps or rows.order is not None or (real is not None and not bool(real[:, -1].all()))
+        self.gaps = (
+            self.gaps
+            or rows.order is not None
+            or (real is not None and not bool(real[:, -1].all()))
+        )
         known = states.new_full((*states.shape[:2], 1), PRESENT)
         if active is not None:
             known.masked_fill_(~active[..., None], STATELESS)
@@ -85,15 +97,24 @@ class StateLayer(Rows):
             known.masked_fill_(~real[..., None], PADDING)
         self.update(states[:, None], known[:, None])
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         stop = self.seen + key_states.shape[-2]
         if stop > self.keys.shape[-2]:
-            # As much as there is to hold at first, then a quarter more at a time, so that little is copied for each token.
+            # As much as there is to hold at first, then a quarter more at a time, so that little is
+            # copied for each token.
             room = stop if self.seen == 0 else stop + stop // 4 + FIRST_ROOM
-            self.keys, self.values = self._with_room(self.keys, room), self._with_room(self.values, room)
-        self.keys[:, :, self.seen : stop], self.values[:, :, self.seen : stop] = key_states, value_states
+            self.keys, self.values = (
+                self._with_room(self.keys, room),
+                self._with_room(self.values, room),
+            )
+        self.keys[:, :, self.seen : stop], self.values[:, :, self.seen : stop] = (
+            key_states,
+            value_states,
+        )
         self.seen = stop
         return self.keys, self.values
 
@@ -108,7 +129,12 @@ class StateLayer(Rows):
 
 
 def state_layer(
-    cache: Cache, layers: int, recurrence: Any, lag: int, computed_in: torch.dtype, looped: bool = False
+    cache: Cache,
+    layers: int,
+    recurrence: Any,
+    lag: int,
+    computed_in: torch.dtype,
+    looped: bool = False,
 ) -> StateLayer:
     """The state layer of `cache`, appended behind the model's `layers` if nothing is cached yet.
 
@@ -121,40 +147,50 @@ def state_layer(
     layer = next((layer for layer in cache.layers[layers:] if isinstance(layer, StateLayer)), None)
     if not looped and any(isinstance(each, Ledger) for each in cache.layers[layers:]):
         raise DataError(
-            "the cache was filled by a model with a recurrence in depth, which this one has not; start with an empty cache "
-            "and give this model all tokens"
+            "the cache was filled by a model with a recurrence in depth, which this one has not; "
+            "start with an empty cache and give this model all tokens"
         )
     if past == 0 and (layer is None or not layer.seen):
         cache.layers[layers:] = [other for other in cache.layers[layers:] if other is not layer]
         return add_state_layer(cache, layers, recurrence, lag, computed_in)
     if layer is None:
         raise DataError(
-            f"the cache holds {past} tokens but no recurrent states: it was filled without the recurrence, or made from "
-            "keys and values alone; start with an empty cache and give this model all tokens"
+            f"the cache holds {past} tokens but no recurrent states: it was filled without the "
+            "recurrence, or made from keys and values alone; start with an empty cache and give "
+            "this model all tokens"
         )
-    if layer.recurrence is not recurrence and layer.recurrence != recurrence:  # each decoded token asks
+    if (
+        layer.recurrence is not recurrence and layer.recurrence != recurrence
+    ):  # each decoded token asks
         raise DataError(
-            f"the cache holds states of {layer.recurrence}, but this model's recurrence is {recurrence}; start with an "
-            "empty cache and give this model all tokens"
+            f"the cache holds states of {layer.recurrence}, but this model's recurrence is "
+            f"{recurrence}; start with an empty cache and give this model all tokens"
         )
     if layer.seen != past:
         raise DataError(
-            f"the cache holds {past} tokens but the recurrent states of {layer.seen}: a forward was interrupted, ran "
-            "without the recurrence, or only part of the cache was changed; start with an empty one, and shorten it by crop"
+            f"the cache holds {past} tokens but the recurrent states of {layer.seen}: a forward "
+            "was interrupted, ran without the recurrence, or only part of the cache was changed; "
+            "start with an empty one, and shorten it by crop"
         )
     if layer.computed_in != computed_in:
         raise DataError(
-            f"the cache was filled in {layer.computed_in} and this forward computes in {computed_in}; use the same type, or "
-            "the same torch.autocast, for both"
+            f"the cache was filled in {layer.computed_in} and this forward computes in "
+            f"{computed_in}; use the same type, or the same torch.autocast, for both"
         )
     return layer
 
 
-def add_state_layer(cache: Cache, layers: int, recurrence: Any, lag: int, computed_in: torch.dtype) -> StateLayer:
+def add_state_layer(
+    cache: Cache, layers: int, recurrence: Any, lag: int, computed_in: torch.dtype
+) -> StateLayer:
     """Append a state layer behind the model's `layers`."""
-    while len(cache.layers) < layers:  # a lazy cache makes its layers at their first update; ours must come after them
+    while (
+        len(cache.layers) < layers
+    ):  # a lazy cache makes its layers at their first update; ours must come after them
         assert cache.layer_class_to_replicate is not None
         cache.layers.append(cache.layer_class_to_replicate())
-    layer = StateLayer(recurrence, lag, computed_in, all(other.is_compileable for other in cache.layers))
+    layer = StateLayer(
+        recurrence, lag, computed_in, all(other.is_compileable for other in cache.layers)
+    )
     cache.layers.append(layer)
     return layer

@@ -11,8 +11,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from undertow.errors import UnsupportedArchitectureError
 from undertow.host.arguments import Call, leaves
 
-# Architectures whose layers hand each other something besides the residual stream in a way that the checks below cannot
-# see. A recurrence would change one path and not the other.
+# Architectures whose layers hand each other something besides the residual stream in a way that the
+# checks below cannot see. A recurrence would change one path and not the other.
 SIDE_STATE = {
     "deepseek_v4": "a stream of several hidden states",
     "gemma3n": "a stream of several hidden states",
@@ -38,13 +38,16 @@ def refuse(model: PreTrainedModel, reason: str) -> UnsupportedArchitectureError:
 
 
 def find_stack(model: PreTrainedModel) -> str:
-    """The name of the model's list of decoder layers: its decoder's longest `ModuleList` of nothing but decoder layers.
+    """The name of the model's list of decoder layers: its decoder's longest `ModuleList` of nothing
+    but decoder layers.
 
     Raises:
         UnsupportedArchitectureError: there is none, or there are several.
     """
     decoder = model.get_decoder()  # not the encoder of images, which may have as many layers
-    within = next((f"{name}." for name, module in model.named_modules() if module is decoder and name), "")
+    within = next(
+        (f"{name}." for name, module in model.named_modules() if module is decoder and name), ""
+    )
     lists = {
         name: len(module)
         for name, module in model.named_modules()
@@ -55,7 +58,9 @@ def find_stack(model: PreTrainedModel) -> str:
     }
     longest = [name for name, length in lists.items() if length == max(lists.values())]
     if len(longest) != 1:
-        raise refuse(model, f"it has {len(longest) or 'no'} lists of decoder layers where there must be one")
+        raise refuse(
+            model, f"it has {len(longest) or 'no'} lists of decoder layers where there must be one"
+        )
     return longest[0]
 
 
@@ -64,26 +69,42 @@ def check_config(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     for kind in (model.config.model_type, config.model_type):
         if kind in SIDE_STATE:
-            raise refuse(model, f"its layers pass on {SIDE_STATE[kind]} besides the residual stream")
+            raise refuse(
+                model, f"its layers pass on {SIDE_STATE[kind]} besides the residual stream"
+            )
     if model.config.is_encoder_decoder:
         raise refuse(model, "it is an encoder-decoder; use a decoder-only model")
     others = set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS
     if others:
-        raise refuse(model, f"it has {', '.join(sorted(others))} layers, whose own states cannot follow a rollout")
+        raise refuse(
+            model,
+            f"it has {', '.join(sorted(others))} layers, whose own states cannot follow a rollout",
+        )
 
 
-def check_calls(model: PreTrainedModel, hidden: torch.Tensor, calls: list[Call], cache: Cache | None) -> None:
+def check_calls(
+    model: PreTrainedModel, hidden: torch.Tensor, calls: list[Call], cache: Cache | None
+) -> None:
     """Refuse what one recorded forward shows to be unsupported."""
     if hidden.ndim != 3:
         raise refuse(
             model,
-            f"its residual stream has shape {list(hidden.shape)} where [batch, tokens, width] is needed",
+            f"its residual stream has shape {list(hidden.shape)} where [batch, tokens, width] is "
+            "needed",
         )
     if cache is None:
         raise refuse(model, "its layers take no key-value cache")
     for layer in cache.layers[: len(calls)]:
-        if not hasattr(layer, "keys") or hasattr(layer, "conv_states") or hasattr(layer, "recurrent_states"):
-            raise refuse(model, f"its cache has {type(layer).__name__} entries, whose states cannot follow a rollout")
+        if (
+            not hasattr(layer, "keys")
+            or hasattr(layer, "conv_states")
+            or hasattr(layer, "recurrent_states")
+        ):
+            raise refuse(
+                model,
+                f"its cache has {type(layer).__name__} entries, whose states cannot follow a "
+                "rollout",
+            )
     for args, kwargs in calls:
         if any(isinstance(value, dict) for value in (*args, *kwargs.values())):
             raise refuse(model, "its layers pass on a dictionary besides the residual stream")
@@ -93,10 +114,12 @@ def check_calls(model: PreTrainedModel, hidden: torch.Tensor, calls: list[Call],
                 if kernel not in ("sdpa", "eager"):
                     raise refuse(
                         model,
-                        f"its attention, {kernel}, takes a mask of tokens, not of queries and keys, which a group of tokens "
-                        'needs; load the model with attn_implementation="sdpa"',
+                        f"its attention, {kernel}, takes a mask of tokens, not of queries and "
+                        "keys, which a group of tokens needs; load the model with "
+                        'attn_implementation="sdpa"',
                     )
                 raise refuse(
                     model,
-                    "some of its layers take a token mask, as recurrent layers do, for their attention mask",
+                    "some of its layers take a token mask, as recurrent layers do, for their "
+                    "attention mask",
                 )

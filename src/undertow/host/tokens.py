@@ -1,7 +1,8 @@
-"""Which tokens take part in the recurrence, and after which: padding, packed documents and `recurrent_mask`, for every row.
+"""Which tokens take part in the recurrence, and after which: padding, packed documents and
+`recurrent_mask`, for every row.
 
-A state follows the idea of order and of document that attention has: padding is no token, wherever it stands, and a token
-receives no state of one that attention keeps from it.
+A state follows the idea of order and of document that attention has: padding is no token, wherever
+it stands, and a token receives no state of one that attention keeps from it.
 """
 
 from __future__ import annotations
@@ -36,19 +37,22 @@ class RowOrder:
         return _pick(values, self.places.argsort(dim=1))
 
     def received(self, recent: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        """What tokens `start` to `stop`, at most `lag`, receive of the `recent` states ``[B, lag, W]`` before them."""
+        """What tokens `start` to `stop`, at most `lag`, receive of the `recent` states ``[B, lag,
+        W]`` before them."""
         real = self.real[:, start:stop].long()
         return _pick(recent, real.cumsum(1) - real)
 
     def recent(self, before: torch.Tensor, states: torch.Tensor, start: int) -> torch.Tensor:
-        """The last states ``[B, lag, W]``, from those `before` and those ``[B, n, W]`` of the tokens from `start` on."""
+        """The last states ``[B, lag, W]``, from those `before` and those ``[B, n, W]`` of the
+        tokens from `start` on."""
         real = self.real[:, start : start + states.shape[1]]
         known = torch.cat([real.new_ones(before.shape[:2]), real], dim=1)
         return last_real(torch.cat([before, states], dim=1), known, before.shape[1])
 
 
 def last_real(values: torch.Tensor, real: torch.Tensor, count: int) -> torch.Tensor:
-    """The values of each row's last `count` real tokens in order, after others' where it has fewer."""
+    """The values of each row's last `count` real tokens in order, after others' where it has
+    fewer."""
     return _pick(values, real.byte().argsort(dim=1, stable=True)[:, -count:])
 
 
@@ -61,12 +65,15 @@ def real_tokens(
 ) -> torch.Tensor | None:
     """Which of the new tokens are no padding, ``[B, T]``; None where all are.
 
-    `attention_mask` is what the model was given. Where that is no ``[B, past + T]`` mask (a static cache makes it 4-D
-    before the forward), padding is read off what layers attend to, `masks` ``[B, 1, T, keys]``: it does not to itself.
+    `attention_mask` is what the model was given. Where that is no ``[B, past + T]`` mask (a static
+    cache makes it 4-D before the forward), padding is read off what layers attend to, `masks` ``[B,
+    1, T, keys]``: it does not to itself.
     """
     real: torch.Tensor | None = None
     if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
-        real = attention_mask[:, past : past + tokens].bool()  # Bloom's reaches as far as its static cache
+        real = attention_mask[
+            :, past : past + tokens
+        ].bool()  # Bloom's reaches as far as its static cache
     elif attention_mask is not None and masks:
         offset = min(past, masks[0].shape[-1] - tokens)
         real = masks[0][:, 0].diagonal(offset=offset, dim1=-2, dim2=-1)
@@ -74,7 +81,11 @@ def real_tokens(
 
 
 def active_tokens(
-    real: torch.Tensor | None, recurrent_mask: torch.Tensor | None, batch: int, tokens: int, past: int
+    real: torch.Tensor | None,
+    recurrent_mask: torch.Tensor | None,
+    batch: int,
+    tokens: int,
+    past: int,
 ) -> torch.Tensor | None:
     """Which of the new tokens carry and receive a state, ``[B, T]``; None where all do."""
     if recurrent_mask is None:
@@ -85,19 +96,30 @@ def active_tokens(
 
 
 def _new_part(mask: torch.Tensor, batch: int, tokens: int, past: int) -> torch.Tensor:
-    """The part of a `recurrent_mask` that belongs to the new tokens: it covers these, or all tokens so far."""
-    if mask.ndim != 2 or mask.shape[0] not in (1, batch) or mask.shape[1] not in (tokens, past + tokens):
+    """The part of a `recurrent_mask` that belongs to the new tokens: it covers these, or all tokens
+    so far."""
+    if (
+        mask.ndim != 2
+        or mask.shape[0] not in (1, batch)
+        or mask.shape[1] not in (tokens, past + tokens)
+    ):
         raise DataError(
-            f"recurrent_mask has shape {list(mask.shape)}; it needs one entry a token: [{batch}, {tokens}]"
-            + (f", or [{batch}, {past + tokens}] with the cached ones" if past else "")
+            f"recurrent_mask has shape {list(mask.shape)}; it needs one entry a token: [{batch}, "
+            f"{tokens}]" + (f", or [{batch}, {past + tokens}] with the cached ones" if past else "")
         )
-    if mask.is_floating_point() or mask.is_complex():  # 0 and -inf, as some attention masks are, would be taken for 0 and 1
-        raise DataError(f"recurrent_mask is of type {mask.dtype}; give whole numbers, 1 and 0, or True and False")
+    if (
+        mask.is_floating_point() or mask.is_complex()
+    ):  # 0 and -inf, as some attention masks are, would be taken for 0 and 1
+        raise DataError(
+            f"recurrent_mask is of type {mask.dtype}; give whole numbers, 1 and 0, or True and "
+            "False"
+        )
     return mask[:, -tokens:].bool()
 
 
 def row_order(real: torch.Tensor | None, continues: bool) -> RowOrder | None:
-    """The order of the new tokens, unless it is that in which they stand: padding, if any, before or after them all.
+    """The order of the new tokens, unless it is that in which they stand: padding, if any, before
+    or after them all.
 
     `continues` says whether there are cached tokens before them.
     """
@@ -117,13 +139,15 @@ def documents(
     by_positions: bool,
     since: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """The packed document of each new token, ``[B, T]``, as attention tells them apart; None for a single one.
+    """The packed document of each new token, ``[B, T]``, as attention tells them apart; None for a
+    single one.
 
-    The library tells documents by their positions where it is given neither a mask nor a cache, and a 4-D mask of the user's
-    own may keep them apart as it likes; beside one of padding alone there is a single document. Both show in what the layers
-    attend to, `masks` ``[B, 1, T, keys]``: a document begins where a token does not attend to the one before. With
-    `by_positions` attention makes no masks, and goes by the positions.
-    `since` ``[B, 1]`` is how far before the first new token each row's last cached one is that is no padding; None for 1.
+    The library tells documents by their positions where it is given neither a mask nor a cache, and
+    a 4-D mask of the user's own may keep them apart as it likes; beside one of padding alone there
+    is a single document. Both show in what the layers attend to, `masks` ``[B, 1, T, keys]``: a
+    document begins where a token does not attend to the one before. With `by_positions` attention
+    makes no masks, and goes by the positions. `since` ``[B, 1]`` is how far before the first new
+    token each row's last cached one is that is no padding; None for 1.
     """
     if attention_mask is None:
         if position_ids is None or position_ids.shape[-1] == 1:
@@ -136,14 +160,23 @@ def documents(
     if not masks:
         return None
     rows = max(len(mask) for mask in masks)
-    keys = max(mask.shape[-1] for mask in masks)  # a layer with a sliding window does not see all that others do
-    seen = torch.stack([mask[:, 0].expand(rows, -1, -1) for mask in masks if mask.shape[-1] == keys])
+    keys = max(
+        mask.shape[-1] for mask in masks
+    )  # a layer with a sliding window does not see all that others do
+    seen = torch.stack(
+        [mask[:, 0].expand(rows, -1, -1) for mask in masks if mask.shape[-1] == keys]
+    )
     tokens = seen.shape[2]
     place = torch.arange(tokens, device=seen.device).expand(seen.shape[1], -1)
-    first = place.new_full((place.shape[0], 1), -1) if since is None else -since.to(place.device).expand(place.shape[0], 1)
+    first = (
+        place.new_full((place.shape[0], 1), -1)
+        if since is None
+        else -since.to(place.device).expand(place.shape[0], 1)
+    )
     if real is not None:
         place = place.masked_fill(~real, -1 - past)
-    # The real token before each; those below 0 are cached. The new tokens' keys are the last, but for a static cache's room.
+    # The real token before each; those below 0 are cached. The new tokens' keys are the last, but
+    # for a static cache's room.
     before = torch.cat([first, place[:, :-1]], dim=1).cummax(1).values
     key = (before + min(past, keys - tokens)).clamp(min=0)
     attends = seen.any(0).gather(2, key[..., None])[..., 0]
@@ -162,19 +195,27 @@ def present_states(
     lag: int,
     order: RowOrder | None = None,
 ) -> torch.Tensor | None:
-    """Whether there is a state for each new token to receive, ``[B, T]``; None where there is one for all.
+    """Whether there is a state for each new token to receive, ``[B, T]``; None where there is one
+    for all.
 
-    The state of the token `lag` back counts if that token is active and in the same document. `cached` ``[B, lag]`` says
-    which of the cached states are there, None if all are. Without cached states the first `lag` tokens have nothing to
-    receive, which the caller knows; their entries here are then only placeholders.
+    The state of the token `lag` back counts if that token is active and in the same document.
+    `cached` ``[B, lag]`` says which of the cached states are there, None if all are. Without cached
+    states the first `lag` tokens have nothing to receive, which the caller knows; their entries
+    here are then only placeholders.
     """
     if order is not None:
         active = None if active is None else order.together(active)
         document = None if document is None else order.together(document)
     elif active is None and document is None and (cached is None or not has_cached):
         return None
-    some = [mask for mask in (active, document, cached, None if order is None else order.real) if mask is not None]
-    present = torch.ones(max(len(mask) for mask in some), tokens, dtype=torch.bool, device=some[0].device)
+    some = [
+        mask
+        for mask in (active, document, cached, None if order is None else order.real)
+        if mask is not None
+    ]
+    present = torch.ones(
+        max(len(mask) for mask in some), tokens, dtype=torch.bool, device=some[0].device
+    )
     head = min(lag, tokens)
     if has_cached and cached is not None:
         present[:, :head] &= cached[:, :head].bool()
@@ -183,7 +224,9 @@ def present_states(
         present[:, lag:] &= active[:, :-lag] if tokens > lag else active[:, :0]
     if document is not None:
         present[:, :head] &= document[:, :head] == 0  # what is cached belongs to the first document
-        present[:, lag:] &= (document[:, lag:] == document[:, :-lag]) if tokens > lag else document[:, :0].bool()
+        present[:, lag:] &= (
+            (document[:, lag:] == document[:, :-lag]) if tokens > lag else document[:, :0].bool()
+        )
     if order is None:
         return present
     if not has_cached:
@@ -193,7 +236,8 @@ def present_states(
 
 @dataclass
 class Rows:
-    """What a forward knows of its new tokens; None stands for all of them, and for the order in which they stand.
+    """What a forward knows of its new tokens; None stands for all of them, and for the order in
+    which they stand.
 
     Attributes:
         real: which are no padding, ``[B, T]``.

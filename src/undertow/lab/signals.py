@@ -23,11 +23,18 @@ def stop(number: int, frame: Any) -> None:
 
 
 @contextmanager
-def hearing(handler: Callable[[int, Any], None], signals: Sequence[signal.Signals] = BOTH) -> Iterator[None]:
-    """Let a handler hear these signals, but for one that the process ignores. In another thread than the main one: none."""
+def hearing(
+    handler: Callable[[int, Any], None], signals: Sequence[signal.Signals] = BOTH
+) -> Iterator[None]:
+    """Let a handler hear these signals, but for one that the process ignores. In another thread
+    than the main one: none."""
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {each: signal.getsignal(each) for each in signals if signal.getsignal(each) is not signal.SIG_IGN}
+        before = {
+            each: signal.getsignal(each)
+            for each in signals
+            if signal.getsignal(each) is not signal.SIG_IGN
+        }
     try:
         for each in before:
             signal.signal(each, handler)

@@ -1,4 +1,5 @@
-"""Native models: architectures that transformers does not have. Importing them registers their Auto classes."""
+"""Native models: architectures that transformers does not have. Importing them registers their Auto
+classes."""
 
 from undertow.models.huginn import HuginnConfig, HuginnForCausalLM
 from undertow.models.lstm import LSTMConfig, LSTMForCausalLM

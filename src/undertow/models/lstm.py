@@ -1,4 +1,5 @@
-"""The LSTM, T²MLR's recurrent baseline on S5-Retrieval: a state of fixed size, and nothing to look back at."""
+"""The LSTM, T²MLR's recurrent baseline on S5-Retrieval: a state of fixed size, and nothing to look
+back at."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ class LSTMConfig(PreTrainedConfig):
         initializer_range: float = 0.02,
         **kwargs: Any,
     ) -> None:
-        self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
+        self.vocab_size, self.hidden_size, self.num_hidden_layers = (
+            vocab_size,
+            hidden_size,
+            num_hidden_layers,
+        )
         self.initializer_range = initializer_range
         super().__init__(**kwargs)
 
@@ -63,35 +68,50 @@ class LSTMForCausalLM(WholeSequenceModel):
         position_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutput:
-        """Logits ``[B, T, V]`` for ids ``[B, T]``, and the loss if there are labels ``[B, T]``, not shifted.
+        """Logits ``[B, T, V]`` for ids ``[B, T]``, and the loss if there are labels ``[B, T]``, not
+        shifted.
 
-        Padding, on either side, is passed over: the state before it goes on after it. Where `position_ids` ``[B, T]`` are 0
-        a packed document begins, and the state is that of the start; there is no mask then.
+        Padding, on either side, is passed over: the state before it goes on after it. Where
+        `position_ids` ``[B, T]`` are 0 a packed document begins, and the state is that of the
+        start; there is no mask then.
         """
         embedded = self.embed_tokens(input_ids)
-        with torch.autocast(embedded.device.type, enabled=False):  # not every CPU has an LSTM in bf16
+        with torch.autocast(
+            embedded.device.type, enabled=False
+        ):  # not every CPU has an LSTM in bf16
             if attention_mask is None and position_ids is not None:
                 hidden = self._by_document(embedded, position_ids)
             elif attention_mask is None or bool(attention_mask.all()):
                 hidden = self.layers(embedded)[0]
             else:
-                # Each row's own tokens first, in their order; what padding puts out is never looked at.
-                order = attention_mask.long().argsort(dim=1, descending=True, stable=True)[..., None].expand_as(embedded)
+                # Each row's own tokens first, in their order; what padding puts out is never looked
+                # at.
+                order = (
+                    attention_mask.long()
+                    .argsort(dim=1, descending=True, stable=True)[..., None]
+                    .expand_as(embedded)
+                )
                 hidden = self.layers(embedded.gather(1, order))[0]
                 hidden = torch.zeros_like(hidden).scatter(1, order, hidden)
         logits = self.lm_head(hidden)
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+            )
         return CausalLMOutput(loss=loss, logits=logits)
 
     def _by_document(self, embedded: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """The layers' output ``[B, T, D]`` with each document read on its own, as a row of a padded batch."""
+        """The layers' output ``[B, T, D]`` with each document read on its own, as a row of a padded
+        batch."""
         begins = position_ids.expand(embedded.shape[:2]) == 0
         begins = torch.cat([torch.ones_like(begins[:, :1]), begins[:, 1:]], dim=1).flatten()
         document = begins.long().cumsum(0) - 1  # [B * T]
         lengths = document.bincount()
-        offset = torch.arange(len(document), device=document.device) - (lengths.cumsum(0) - lengths)[document]
+        offset = (
+            torch.arange(len(document), device=document.device)
+            - (lengths.cumsum(0) - lengths)[document]
+        )
         rows = embedded.new_zeros(len(lengths), int(lengths.max()), embedded.shape[-1])
         rows[document, offset] = embedded.flatten(0, 1)
         hidden: torch.Tensor = self.layers(rows)[0][document, offset]

@@ -1,4 +1,5 @@
-"""Pause tokens (Goyal et al., 2024): T²MLR's baseline of the same parameters and twice the cost a token."""
+"""Pause tokens (Goyal et al., 2024): T²MLR's baseline of the same parameters and twice the cost a
+token."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from undertow.models.whole import WholeSequenceModel
 
 
 class PauseConfig(PreTrainedConfig):
-    """The config of a model with pauses: the base model's, and how many pauses follow each token."""
+    """The config of a model with pauses: the base model's, and how many pauses follow each
+    token."""
 
     model_type = "undertow_pause"
 
@@ -30,11 +32,12 @@ class PauseConfig(PreTrainedConfig):
 
 
 class PauseForCausalLM(WholeSequenceModel):
-    """A causal language model that reads `pauses` pause tokens after each token, and predicts from the last of them.
+    """A causal language model that reads `pauses` pause tokens after each token, and predicts from
+    the last of them.
 
-    The pauses are inside: ids, labels and logits are those of the sequence without them, so that a pause is never
-    predicted, and evaluation is that of any model. With one pause, the paper's "2x", each layer runs twice a token.
-    All pauses share one learned embedding. Positions count them.
+    The pauses are inside: ids, labels and logits are those of the sequence without them, so that a
+    pause is never predicted, and evaluation is that of any model. With one pause, the paper's "2x",
+    each layer runs twice a token. All pauses share one learned embedding. Positions count them.
     """
 
     config_class = PauseConfig
@@ -43,7 +46,9 @@ class PauseForCausalLM(WholeSequenceModel):
     def __init__(self, config: PauseConfig) -> None:
         super().__init__(config)
         settings = dict(config.base)
-        self.base = AutoModelForCausalLM.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
+        self.base = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(settings.pop("model_type"), **settings)
+        )
         self.pause = nn.Parameter(torch.zeros(self.base.get_input_embeddings().weight.shape[1]))
         self.post_init()
 
@@ -63,9 +68,11 @@ class PauseForCausalLM(WholeSequenceModel):
         position_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutput:
-        """Logits ``[B, T, V]`` for ids ``[B, T]``, and the loss if there are labels ``[B, T]``, not shifted.
+        """Logits ``[B, T, V]`` for ids ``[B, T]``, and the loss if there are labels ``[B, T]``, not
+        shifted.
 
-        `position_ids` ``[B, T]`` that start again with each packed document count tokens without their pauses.
+        `position_ids` ``[B, T]`` that start again with each packed document count tokens without
+        their pauses.
         """
         rows, tokens = input_ids.shape
         each = 1 + self.config.pauses
@@ -89,22 +96,31 @@ class PauseForCausalLM(WholeSequenceModel):
         )
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=output.logits, labels=labels, vocab_size=output.logits.shape[-1], **kwargs)
+            loss = self.loss_function(
+                logits=output.logits, labels=labels, vocab_size=output.logits.shape[-1], **kwargs
+            )
         return CausalLMOutput(loss=loss, logits=output.logits)
 
 
 def with_pauses(model: PreTrainedModel, pauses: int) -> PauseForCausalLM:
-    """A model that reads `pauses` pauses after each token, around the given one; the pause starts as random as a token.
+    """A model that reads `pauses` pauses after each token, around the given one; the pause starts
+    as random as a token.
 
     Raises:
         ConfigError: the model cannot say which positions it shall predict from.
     """
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        raise ConfigError(f"{model.config.model_type} cannot have pauses, as its forward takes no logits_to_keep; use llama")
+        raise ConfigError(
+            f"{model.config.model_type} cannot have pauses, as its forward takes no "
+            "logits_to_keep; use llama"
+        )
     config = PauseConfig(
         model.config.to_dict(),
         pauses,
-        **{name: getattr(model.config, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+        **{
+            name: getattr(model.config, name, None)
+            for name in ("pad_token_id", "bos_token_id", "eos_token_id")
+        },
         tie_word_embeddings=model.config.tie_word_embeddings,
     )
     with torch.device("meta"):

@@ -11,7 +11,8 @@ from transformers import GenerationMixin, PreTrainedModel
 class WholeSequenceModel(PreTrainedModel, GenerationMixin):
     """A language model without a cache: each step of `generate()` reads the whole sequence again.
 
-    That costs time that grows with the square of the length, which the short answers of our tasks can bear.
+    That costs time that grows with the square of the length, which the short answers of our tasks
+    can bear.
     """
 
     @classmethod
@@ -19,6 +20,10 @@ class WholeSequenceModel(PreTrainedModel, GenerationMixin):
         return False
 
     def prepare_inputs_for_generation(
-        self, input_ids: torch.Tensor, *args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any
+        self,
+        input_ids: torch.Tensor,
+        *args: Any,
+        attention_mask: torch.Tensor | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         return {"input_ids": input_ids, "attention_mask": attention_mask}

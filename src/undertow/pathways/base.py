@@ -1,8 +1,9 @@
 """What a recurrence in time carries: the contract between a pathway, a solver and a hosted model.
 
-A *pathway* reads the residual stream at some sites, turns the readings into a *state*, and writes the state of token
-``t - lag`` back at some sites of token ``t``. Site ``i`` is the input of decoder layer ``i``; site ``L`` is the output of
-the last one. The layers between the lowest written and the highest read site are the *recurrent block*.
+A *pathway* reads the residual stream at some sites, turns the readings into a *state*, and writes
+the state of token ``t - lag`` back at some sites of token ``t``. Site ``i`` is the input of decoder
+layer ``i``; site ``L`` is the output of the last one. The layers between the lowest written and the
+highest read site are the *recurrent block*.
 
     y_t = read( block( write(x_t, R_{t-lag}) ; keys and values of tokens <= t ) )
     R_t = update( y_t, R_{t-lag} )
@@ -33,10 +34,10 @@ class Pathway(nn.Module, ABC):
         state_width: the width ``W`` of a state ``[B, T, W]``.
         writes: the written sites.
         reads: the read sites.
-        reads_residual: whether a reading of the block's input resembles one of its output, as where the residual stream
-            is read: the states that solvers start from are then made of it.
-        writes_without_state: whether `write` also runs for a token with no state to receive, with zeros in its place
-            (T²MLR), or is skipped for it (TurboConn, soft tokens).
+        reads_residual: whether a reading of the block's input resembles one of its output, as where
+            the residual stream is read: the states that solvers start from are then made of it.
+        writes_without_state: whether `write` also runs for a token with no state to receive, with
+            zeros in its place (T²MLR), or is skipped for it (TurboConn, soft tokens).
         remedy: what to do where its states stop being finite, as the end of a sentence.
     """
 
@@ -65,7 +66,8 @@ class Pathway(nn.Module, ABC):
 
     @abstractmethod
     def write(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """What the state ``[B, n, W]`` of the tokens `lag` back adds to `hidden` ``[B, n, D]`` at `site`."""
+        """What the state ``[B, n, W]`` of the tokens `lag` back adds to `hidden` ``[B, n, D]`` at
+        `site`."""
 
     @abstractmethod
     def read(self, site: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -73,30 +75,43 @@ class Pathway(nn.Module, ABC):
 
     @abstractmethod
     def update(self, readings: list[torch.Tensor], state: torch.Tensor | None) -> torch.Tensor:
-        """The new state ``[B, n, W]`` from the readings, in the order of their sites, and the state `lag` back.
+        """The new state ``[B, n, W]`` from the readings, in the order of their sites, and the state
+        `lag` back.
 
-        Each token's is made of its own reading and the state that it receives, and of nothing else. No state (None) is a
-        state of zeros, which is what padding and the first token of a packed document receive.
+        Each token's is made of its own reading and the state that it receives, and of nothing else.
+        No state (None) is a state of zeros, which is what padding and the first token of a packed
+        document receive.
         """
 
     def guess(self, readings: list[torch.Tensor]) -> torch.Tensor:
-        """The states ``[B, n, W]`` that Jacobi iterations start from, after a plain sweep: T²MLR takes its readings."""
+        """The states ``[B, n, W]`` that Jacobi iterations start from, after a plain sweep: T²MLR
+        takes its readings."""
         return self.update(readings, None)
 
-    def scan(self, readings: list[torch.Tensor], initial: torch.Tensor | None, present: torch.Tensor | None) -> torch.Tensor:
-        """The states ``[B, T, W]`` that `update`, applied token by token, makes of frozen readings ``[B, T, ...]``.
+    def scan(
+        self,
+        readings: list[torch.Tensor],
+        initial: torch.Tensor | None,
+        present: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The states ``[B, T, W]`` that `update`, applied token by token, makes of frozen readings
+        ``[B, T, ...]``.
 
-        `initial` ``[B, lag, W]`` holds the states before the first token; `present` ``[B, T, 1]`` is 0 where a token
-        receives none. This is the definition, `lag` tokens at a time. A pathway that has a faster way overrides it, and
-        attaching holds it to this one (`contract.py`).
+        `initial` ``[B, lag, W]`` holds the states before the first token; `present` ``[B, T, 1]``
+        is 0 where a token receives none. This is the definition, `lag` tokens at a time. A pathway
+        that has a faster way overrides it, and attaching holds it to this one (`contract.py`).
         """
         return scan_by_update(self, readings, initial, present)
 
 
 def scan_by_update(
-    pathway: Pathway, readings: list[torch.Tensor], initial: torch.Tensor | None, present: torch.Tensor | None
+    pathway: Pathway,
+    readings: list[torch.Tensor],
+    initial: torch.Tensor | None,
+    present: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The states ``[B, T, W]`` by calling `update` for `lag` tokens after `lag` tokens; see `Pathway.scan`."""
+    """The states ``[B, T, W]`` by calling `update` for `lag` tokens after `lag` tokens; see
+    `Pathway.scan`."""
     states: list[torch.Tensor] = []
     state, tokens = initial, readings[0].shape[1]
     for start in range(0, tokens, pathway.lag):
@@ -111,7 +126,8 @@ def scan_by_update(
 
 @dataclass(frozen=True)
 class Recurrence(ABC):
-    """The settings of a recurrence in time: what `undertow.attach` takes and a checkpoint's config records."""
+    """The settings of a recurrence in time: what `undertow.attach` takes and a checkpoint's config
+    records."""
 
     kind: ClassVar[str]
 
@@ -122,8 +138,8 @@ class Recurrence(ABC):
     def build(self, layers: int, width: int, decode: Decode | None = None) -> Pathway:
         """The pathway for a model of `layers` layers and hidden size `width`.
 
-        `decode` maps the output of the last layer ``[B, n, D]`` to the expected embedding of the next token, in the
-        units of site 0; only soft tokens need it.
+        `decode` maps the output of the last layer ``[B, n, D]`` to the expected embedding of the
+        next token, in the units of site 0; only soft tokens need it.
 
         Raises:
             ConfigError: a layer lies outside the model.
@@ -133,4 +149,7 @@ class Recurrence(ABC):
 def check_layer(name: str, layer: int, layers: int) -> None:
     """Refuse a layer that the model does not have."""
     if not 0 <= layer < layers:
-        raise ConfigError(f"{name} {layer} is outside the model, whose layers are 0 to {layers - 1}; choose one of these")
+        raise ConfigError(
+            f"{name} {layer} is outside the model, whose layers are 0 to {layers - 1}; choose one "
+            "of these"
+        )

@@ -1,8 +1,10 @@
-"""T²MLR's state update solved exactly along time for frozen readings: ``R_t = norm(y_t + g_t R_{t-1})`` (arXiv 2607.15178).
+"""T²MLR's state update solved exactly along time for frozen readings: ``R_t = norm(y_t + g_t
+R_{t-1})`` (arXiv 2607.15178).
 
-Elementwise in time but for the norm, so a tight loop without layers: `norm_scan_reference` says what is computed,
-`NormScan` computes it with a backward pass of its own, by a loop of few calls or by the kernels of `scan_triton`.
-Linearising the norm with a frozen scale, to use an associative scan, is not an option: products of the scales overflow.
+Elementwise in time but for the norm, so a tight loop without layers: `norm_scan_reference` says
+what is computed, `NormScan` computes it with a backward pass of its own, by a loop of few calls or
+by the kernels of `scan_triton`. Linearising the norm with a frozen scale, to use an associative
+scan, is not an option: products of the scales overflow.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ def norm_scan_reference(
     detach_residual: bool,
     epsilon: float,
 ) -> torch.Tensor:
-    """States ``[B, T, D]`` of `readings` ``[B, T, D]``, token by token: the definition that the fast ones are held to.
+    """States ``[B, T, D]`` of `readings` ``[B, T, D]``, token by token: the definition that the
+    fast ones are held to.
 
-    `initial` ``[B, D]`` is the state before the first token, none if it is None. `present` ``[B, T, 1]`` or ``[1, T, 1]``
-    is the gate ``g_t``: 0 where a token receives no state, None for 1 everywhere. The norm is RMSNorm without a weight;
-    with `clamp` its scale is kept within 1/clamp and clamp and is a constant in the backward pass, as in the released
-    code. `detach_residual` cuts the gradient from a state to the one before.
+    `initial` ``[B, D]`` is the state before the first token, none if it is None. `present` ``[B, T,
+    1]`` or ``[1, T, 1]`` is the gate ``g_t``: 0 where a token receives no state, None for 1
+    everywhere. The norm is RMSNorm without a weight; with `clamp` its scale is kept within 1/clamp
+    and clamp and is a constant in the backward pass, as in the released code. `detach_residual`
+    cuts the gradient from a state to the one before.
     """
     states: list[torch.Tensor] = []
     state = initial
@@ -49,7 +53,8 @@ def norm_scan_reference(
 
 
 class NormScan(torch.autograd.Function):
-    """`norm_scan_reference`, faster: it accumulates in at least fp32 and keeps the states and a scale per token."""
+    """`norm_scan_reference`, faster: it accumulates in at least fp32 and keeps the states and a
+    scale per token."""
 
     @staticmethod
     def forward(
@@ -66,14 +71,20 @@ class NormScan(torch.autograd.Function):
         walk, ctx.walk_back = _passes(uses_triton(readings))
         states, scales = walk(readings, initial, gates, clamp, epsilon)
         ctx.save_for_backward(states, scales, gates)
-        ctx.clamp, ctx.detach_residual, ctx.has_initial = clamp, detach_residual, initial is not None
+        ctx.clamp, ctx.detach_residual, ctx.has_initial = (
+            clamp,
+            detach_residual,
+            initial is not None,
+        )
         return states
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         states, scales, gates = ctx.saved_tensors
-        inputs = ctx.walk_back(gradient, states, scales, gates, ctx.clamp is None, not ctx.detach_residual)
+        inputs = ctx.walk_back(
+            gradient, states, scales, gates, ctx.clamp is None, not ctx.detach_residual
+        )
         initial = None
         if ctx.has_initial and not ctx.detach_residual:
             initial = inputs[:, 0] if gates is None else gates[:, 0] * inputs[:, 0]
@@ -81,7 +92,8 @@ class NormScan(torch.autograd.Function):
 
 
 def uses_triton(tensor: torch.Tensor) -> bool:
-    """Whether `NormScan` runs on this tensor as Triton kernels, which it does on CUDA wherever Triton works."""
+    """Whether `NormScan` runs on this tensor as Triton kernels, which it does on CUDA wherever
+    Triton works."""
     return tensor.is_cuda and _triton_works()
 
 
@@ -93,15 +105,21 @@ def _triton_works() -> bool:
         return False
     try:
         triton.runtime.driver.active.get_current_target()
-    except Exception as error:  # older releases build their driver on first use, which takes a C compiler
+    except (
+        Exception
+    ) as error:  # older releases build their driver on first use, which takes a C compiler
         warnings.warn(
-            f"Triton is installed but does not start, so T²MLR's scan runs as a slower loop: {error}", stacklevel=2
+            "Triton is installed but does not start, so T²MLR's scan runs as a slower loop: "
+            f"{error}",
+            stacklevel=2,
         )
         return False
     return True
 
 
-def _passes(triton: bool) -> tuple[Callable[..., tuple[torch.Tensor, torch.Tensor]], Callable[..., torch.Tensor]]:
+def _passes(
+    triton: bool,
+) -> tuple[Callable[..., tuple[torch.Tensor, torch.Tensor]], Callable[..., torch.Tensor]]:
     """The forward and the backward pass, as kernels or as loops."""
     if not triton:
         return _forward_loop, _backward_loop
@@ -110,8 +128,9 @@ def _passes(triton: bool) -> tuple[Callable[..., tuple[torch.Tensor, torch.Tenso
     return scan_triton.forward, scan_triton.backward
 
 
-# The loops below are bound by the number of calls a token, not by arithmetic. So they walk over contiguous rows [B, D] of
-# [T, B, D], fold the scale of one token into the addition of the next, and apply all scales at once in the end.
+# The loops below are bound by the number of calls a token, not by arithmetic. So they walk over
+# contiguous rows [B, D] of [T, B, D], fold the scale of one token into the addition of the next,
+# and apply all scales at once in the end.
 
 
 def _forward_loop(
@@ -121,10 +140,13 @@ def _forward_loop(
     clamp: float | None,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """States ``[B, T, D]``, and the scales ``[B, T, 1]`` that made them; `gates` ``[B, T, 1]`` in the scales' type."""
+    """States ``[B, T, D]``, and the scales ``[B, T, 1]`` that made them; `gates` ``[B, T, 1]`` in
+    the scales' type."""
     exact = torch.promote_types(readings.dtype, torch.float32)
     width = readings.shape[-1]
-    root = math.sqrt(width)  # a scale is root / length, with length = sqrt(|total|² + width * epsilon)
+    root = math.sqrt(
+        width
+    )  # a scale is root / length, with length = sqrt(|total|² + width * epsilon)
     totals = readings.transpose(0, 1).to(exact, copy=True, memory_format=torch.contiguous_format)
     lengths = totals.new_empty(*totals.shape[:2], 1)
     shortest = totals.new_full((1, 1), math.sqrt(width * epsilon))
@@ -155,13 +177,17 @@ def _backward_loop(
     through_norm: bool,
     through_residual: bool,
 ) -> torch.Tensor:
-    """The gradient of the readings ``[B, T, D]`` from that of the states; the scales are constants if not `through_norm`.
+    """The gradient of the readings ``[B, T, D]`` from that of the states; the scales are constants
+    if not `through_norm`.
 
-    With ``G_t`` the whole gradient of state t, that of its total is ``scale_t (G_t - R_t (R_t · G_t) / D)``, exact
-    with the epsilon as well; times the gate it is carried back to the state before.
+    With ``G_t`` the whole gradient of state t, that of its total is ``scale_t (G_t - R_t (R_t ·
+    G_t) / D)``, exact with the epsilon as well; times the gate it is carried back to the state
+    before.
     """
     width = states.shape[-1]
-    totals = gradient.transpose(0, 1).to(scales.dtype, copy=True, memory_format=torch.contiguous_format)
+    totals = gradient.transpose(0, 1).to(
+        scales.dtype, copy=True, memory_format=torch.contiguous_format
+    )
     rows, directions = totals.unbind(), states.transpose(0, 1).to(scales.dtype).unbind()
     weights = (scales if gates is None else scales * gates).transpose(0, 1).unbind()
     product, along = totals.new_empty(totals.shape[1:]), totals.new_empty(totals.shape[1], 1)

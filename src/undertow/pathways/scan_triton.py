@@ -1,6 +1,8 @@
-"""The scan of T²MLR as two Triton kernels: one program a batch row, the state in registers, one walk along time.
+"""The scan of T²MLR as two Triton kernels: one program a batch row, the state in registers, one
+walk along time.
 
-Imported only where Triton is: CUDA builds of PyTorch bring it. `scan` says what is computed and chooses.
+Imported only where Triton is: CUDA builds of PyTorch bring it. `scan` says what is computed and
+chooses.
 """
 
 from __future__ import annotations
@@ -41,14 +43,18 @@ def forward_kernel(
     for t in range(tokens):
         reading = following.to(exact)
         readings += tl.where(t + 1 < tokens, width, 0)
-        following = tl.load(readings + columns, mask=inside, other=0.0)  # on its way while this token's norm is computed
+        following = tl.load(
+            readings + columns, mask=inside, other=0.0
+        )  # on its way while this token's norm is computed
         if gates is not None:
             state *= tl.load(gates + t)
         total = reading + state
         scale = tl.rsqrt(tl.sum(total * total, 0) / width + EPSILON)
         if CLAMP is not None:
             most, least = tl.full([], CLAMP, exact), tl.full([], 1 / CLAMP, exact)
-            scale = tl.where(scale > most, most, tl.where(scale < least, least, scale))  # NaN stays NaN
+            scale = tl.where(
+                scale > most, most, tl.where(scale < least, least, scale)
+            )  # NaN stays NaN
         state = total * scale
         tl.store(states + columns, state.to(states.dtype.element_ty), mask=inside)
         tl.store(scales + t, scale)
@@ -68,7 +74,8 @@ def backward_kernel(
     THROUGH_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """The gradient of the readings, `inputs`, of one batch row, from the last token to the first."""
+    """The gradient of the readings, `inputs`, of one batch row, from the last token to the
+    first."""
     exact: tl.constexpr = scales.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -89,7 +96,9 @@ def backward_kernel(
         step = tl.where(back + 1 < tokens, width, 0)
         gradient -= step
         states -= step
-        following = tl.load(gradient + columns, mask=inside, other=0.0)  # fetched ahead, as in the forward pass
+        following = tl.load(
+            gradient + columns, mask=inside, other=0.0
+        )  # fetched ahead, as in the forward pass
         following_state = tl.load(states + columns, mask=inside, other=0.0)
         t = tokens - 1 - back
         if THROUGH_NORM:
@@ -110,18 +119,33 @@ def forward(
     clamp: float | None,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """States ``[B, T, D]`` of `readings` ``[B, T, D]``, and the scales ``[B, T, 1]`` that made them.
+    """States ``[B, T, D]`` of `readings` ``[B, T, D]``, and the scales ``[B, T, 1]`` that made
+    them.
 
-    `initial` is ``[B, D]``, `gates` ``[B, T, 1]``. The scales are in fp32, in fp64 for readings in fp64.
+    `initial` is ``[B, D]``, `gates` ``[B, T, 1]``. The scales are in fp32, in fp64 for readings in
+    fp64.
     """
     batch, tokens, width = readings.shape
     states = torch.empty_like(readings, memory_format=torch.contiguous_format)
-    scales = readings.new_empty(batch, tokens, 1, dtype=torch.promote_types(readings.dtype, torch.float32))
+    scales = readings.new_empty(
+        batch, tokens, 1, dtype=torch.promote_types(readings.dtype, torch.float32)
+    )
     first = None if initial is None else initial.expand(batch, width).contiguous()
     received = None if gates is None else gates.contiguous()
-    with torch.cuda.device_of(readings):  # Triton launches on the current device, whatever the tensors'
+    with torch.cuda.device_of(
+        readings
+    ):  # Triton launches on the current device, whatever the tensors'
         forward_kernel[(batch,)](
-            readings.contiguous(), first, received, states, scales, tokens, width, clamp, epsilon, **_blocks(width)
+            readings.contiguous(),
+            first,
+            received,
+            states,
+            scales,
+            tokens,
+            width,
+            clamp,
+            epsilon,
+            **_blocks(width),
         )
     return states, scales
 
@@ -134,7 +158,8 @@ def backward(
     through_norm: bool,
     through_residual: bool,
 ) -> torch.Tensor:
-    """The gradient of the readings ``[B, T, D]`` from that of the states; the scales are constants if not `through_norm`."""
+    """The gradient of the readings ``[B, T, D]`` from that of the states; the scales are constants
+    if not `through_norm`."""
     batch, tokens, width = states.shape
     inputs = torch.empty_like(states)
     received = None if gates is None else gates.contiguous()
@@ -155,6 +180,7 @@ def backward(
 
 
 def _blocks(width: int) -> dict[str, int]:
-    """One block holds a whole row, in about sixteen numbers a thread: a narrow row's sum stays within one warp."""
+    """One block holds a whole row, in about sixteen numbers a thread: a narrow row's sum stays
+    within one warp."""
     block = triton.next_power_of_2(width)
     return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 32)}

@@ -1,4 +1,5 @@
-"""Soft-token feedback: the expected embedding of a token mixed into its input (TurboConn's baseline, arXiv 2602.17993)."""
+"""Soft-token feedback: the expected embedding of a token mixed into its input (TurboConn's
+baseline, arXiv 2602.17993)."""
 
 from __future__ import annotations
 
@@ -14,29 +15,40 @@ from undertow.pathways.base import Decode, Pathway, Recurrence
 
 @dataclass(frozen=True)
 class SoftToken(Recurrence):
-    """Mix what the last token predicted, as an expected embedding, into the embedding of this one. No parameters."""
+    """Mix what the last token predicted, as an expected embedding, into the embedding of this one.
+    No parameters."""
 
     kind: ClassVar[str] = "soft-token"
 
     weight: float = 0.1
-    """Share of the expected embedding in the input, between 0 and 1: the paper's lambda. With 0 the model is the base."""
+    """Share of the expected embedding in the input, between 0 and 1: the paper's lambda. With 0 the
+    model is the base."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not 0 <= self.weight <= 1:
-            raise ConfigError(f"soft-token weight is {self.weight}; it is a share, so use a number from 0 to 1")
+            raise ConfigError(
+                f"soft-token weight is {self.weight}; it is a share, so use a number from 0 to 1"
+            )
 
     def build(self, layers: int, width: int, decode: Decode | None = None) -> SoftTokenPathway:
         if decode is None:
-            raise ConfigError("soft-token feedback needs the model's vocabulary; attach it to a causal language model")
+            raise ConfigError(
+                "soft-token feedback needs the model's vocabulary; attach it to a causal language "
+                "model"
+            )
         return SoftTokenPathway(self, layers, width, decode)
 
 
 class SoftTokenPathway(Pathway):
-    """Writes ``(1 - λ) e + λ R`` at site 0, where R is ``softmax(head(norm(h))) E`` of the last token."""
+    """Writes ``(1 - λ) e + λ R`` at site 0, where R is ``softmax(head(norm(h))) E`` of the last
+    token."""
 
     lag = 1
-    remedy = "its states are bounded, so the layers overflow: lower the learning rate, or use fp32 or bf16 in place of fp16"
+    remedy = (
+        "its states are bounded, so the layers overflow: lower the learning rate, or use fp32 or "
+        "bf16 in place of fp16"
+    )
     reads_residual = False  # the head would decode embeddings
 
     def __init__(self, settings: SoftToken, layers: int, width: int, decode: Decode) -> None:
@@ -56,5 +68,10 @@ class SoftTokenPathway(Pathway):
     def update(self, readings: list[torch.Tensor], state: torch.Tensor | None) -> torch.Tensor:
         return readings[0]
 
-    def scan(self, readings: list[torch.Tensor], initial: torch.Tensor | None, present: torch.Tensor | None) -> torch.Tensor:
+    def scan(
+        self,
+        readings: list[torch.Tensor],
+        initial: torch.Tensor | None,
+        present: torch.Tensor | None,
+    ) -> torch.Tensor:
         return self.update(readings, None)  # it does not look at the state

@@ -1,4 +1,5 @@
-"""T²MLR: a middle layer's state of the last token, gated into an earlier layer of this one (arXiv 2607.15178)."""
+"""T²MLR: a middle layer's state of the last token, gated into an earlier layer of this one (arXiv
+2607.15178)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ CLAMP = 5.0
 
 @dataclass(frozen=True)
 class T2MLR(Recurrence):
-    """One recurrent vector, taken after `last_layer` and fused through gates into the input of `first_layer`."""
+    """One recurrent vector, taken after `last_layer` and fused through gates into the input of
+    `first_layer`."""
 
     kind: ClassVar[str] = "t2mlr"
     alternatives: ClassVar[tuple[str, ...]] = ("from_paper",)
@@ -32,19 +34,20 @@ class T2MLR(Recurrence):
     last_layer: int
     """The layer whose output the state is taken from, 0-based and inclusive."""
     norm: Literal["rms", "clamped"] = "rms"
-    """rms: the paper's RMSNorm. clamped: the released code's, which scales by 1/rms kept within 1/5 and 5 and treats
-    the scale as a constant in the backward pass."""
+    """rms: the paper's RMSNorm. clamped: the released code's, which scales by 1/rms kept within 1/5
+    and 5 and treats the scale as a constant in the backward pass."""
     detach_residual: bool = False
     """Cut the gradient of the temporal residual, as the released fine-tuning scripts do."""
     gate_gain: float = 0.01
-    """Gain of the gates' Xavier initialisation: 0.01 in the released fine-tuning code, 1 in its pretraining code."""
+    """Gain of the gates' Xavier initialisation: 0.01 in the released fine-tuning code, 1 in its
+    pretraining code."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.first_layer > self.last_layer:
             raise ConfigError(
-                f"T2MLR's first_layer {self.first_layer} lies above its last_layer {self.last_layer}: the state would go "
-                "up; the first must be the lower one"
+                f"T2MLR's first_layer {self.first_layer} lies above its last_layer "
+                f"{self.last_layer}: the state would go up; the first must be the lower one"
             )
 
     @classmethod
@@ -62,12 +65,15 @@ class T2MLR(Recurrence):
 class T2MLRPathway(Pathway):
     """The gated fusion and the state update of T²MLR; 5 d² + 2 d + 2 parameters.
 
-    With ``p = W_rec R``, the write adds ``tanh(γ_rec) σ(f_rec[h;p]) ⊙ p + tanh(γ_cur) σ(f_cur[h;p]) ⊙ h``. Both γ start
-    at zero, so that the model starts as the base model.
+    With ``p = W_rec R``, the write adds ``tanh(γ_rec) σ(f_rec[h;p]) ⊙ p + tanh(γ_cur) σ(f_cur[h;p])
+    ⊙ h``. Both γ start at zero, so that the model starts as the base model.
     """
 
     writes_without_state = True
-    remedy = "its states are bounded, so the layers overflow: lower the learning rate, or use fp32 or bf16 in place of fp16"
+    remedy = (
+        "its states are bounded, so the layers overflow: lower the learning rate, or use fp32 or "
+        "bf16 in place of fp16"
+    )
     lag = 1
 
     def __init__(self, settings: T2MLR, width: int) -> None:
@@ -77,7 +83,9 @@ class T2MLRPathway(Pathway):
         self.reads = frozenset({settings.last_layer + 1})
         self.norm, self.detach_residual = settings.norm, settings.detach_residual
         self.project = nn.Linear(width, width, bias=False)  # W_rec
-        self.gates = nn.Linear(2 * width, 2 * width)  # f_rec in the first half of the rows, f_cur in the second
+        self.gates = nn.Linear(
+            2 * width, 2 * width
+        )  # f_rec in the first half of the rows, f_cur in the second
         for gate in self.gates.weight.chunk(2):
             nn.init.xavier_normal_(gate.data, gain=settings.gate_gain)
         nn.init.zeros_(self.gates.bias)
@@ -85,8 +93,11 @@ class T2MLRPathway(Pathway):
         self.gamma_recurrent = nn.Parameter(torch.zeros(1, dtype=torch.float32))
         self.gamma_current = nn.Parameter(torch.zeros(1, dtype=torch.float32))
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> T2MLRPathway:
-        # A γ moves by less than half precision resolves, so it stays in fp32 when the model is cast below that.
+    def _apply(
+        self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> T2MLRPathway:
+        # A γ moves by less than half precision resolves, so it stays in fp32 when the model is cast
+        # below that.
         kept = {name: getattr(self, name).detach() for name in GAMMAS}
         super()._apply(fn, recurse)
         for name, value in kept.items():
@@ -95,7 +106,9 @@ class T2MLRPathway(Pathway):
                 gamma.data = value.to(device=gamma.device)
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         for name in GAMMAS:  # weights may be from when they were scalars
             if (value := state_dict.get(prefix + name)) is not None:
                 state_dict[prefix + name] = value.reshape(1)
@@ -109,7 +122,9 @@ class T2MLRPathway(Pathway):
 
     def write(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         projected = self.project(state)
-        recurrent, current = torch.sigmoid(self.gates(torch.cat([hidden, projected], dim=-1))).chunk(2, dim=-1)
+        recurrent, current = torch.sigmoid(
+            self.gates(torch.cat([hidden, projected], dim=-1))
+        ).chunk(2, dim=-1)
         gamma_recurrent = torch.tanh(self.gamma_recurrent).to(hidden.dtype)
         gamma_current = torch.tanh(self.gamma_current).to(hidden.dtype)
         return gamma_recurrent * recurrent * projected + gamma_current * current * hidden
@@ -120,10 +135,17 @@ class T2MLRPathway(Pathway):
     def guess(self, readings: list[torch.Tensor]) -> torch.Tensor:
         return readings[0]
 
-    def scan(self, readings: list[torch.Tensor], initial: torch.Tensor | None, present: torch.Tensor | None) -> torch.Tensor:
+    def scan(
+        self,
+        readings: list[torch.Tensor],
+        initial: torch.Tensor | None,
+        present: torch.Tensor | None,
+    ) -> torch.Tensor:
         clamp = None if self.norm == "rms" else CLAMP
         first = None if initial is None else initial[:, 0]
-        states: torch.Tensor = NormScan.apply(readings[0], first, present, clamp, self.detach_residual, EPSILON)
+        states: torch.Tensor = NormScan.apply(
+            readings[0], first, present, clamp, self.detach_residual, EPSILON
+        )
         return states
 
     def update(self, readings: list[torch.Tensor], state: torch.Tensor | None) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""TurboConn: dense connections from higher layers to lower layers of later tokens (arXiv 2602.17993)."""
+"""TurboConn: dense connections from higher layers to lower layers of later tokens (arXiv
+2602.17993)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Connection = tuple[int, int]
 
 @dataclass(frozen=True)
 class TurboConn(Recurrence):
-    """Connections that carry a low-rank projection of a layer's output to a lower layer's output, `lag` tokens later."""
+    """Connections that carry a low-rank projection of a layer's output to a lower layer's output,
+    `lag` tokens later."""
 
     kind: ClassVar[str] = "turboconn"
     alternatives: ClassVar[tuple[str, ...]] = ("preset", "wired")
@@ -27,24 +29,30 @@ class TurboConn(Recurrence):
     connections: tuple[Connection, ...]
     """(source layer, destination layer) pairs, 0-based; a source is never below its destination."""
     lag: int = 4
-    """How many tokens back the state comes from: the paper's group size. Small is deep, large trains fast."""
+    """How many tokens back the state comes from: the paper's group size. Small is deep, large
+    trains fast."""
     alpha: float = 100.0
-    """Multiplier of what a connection adds. The paper pairs a small lag with a large alpha and a large lag with 1."""
+    """Multiplier of what a connection adds. The paper pairs a small lag with a large alpha and a
+    large lag with 1."""
     rank: int = 120
     """Rank of each connection; it has 2 * rank * width + rank + width parameters."""
     normalize: bool = False
-    """Whether connections read states at unit root mean square, which the paper's do not; for large residual streams."""
+    """Whether connections read states at unit root mean square, which the paper's do not; for large
+    residual streams."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         pairs = self.connections
         if not pairs:
-            raise ConfigError("TurboConn has no connections; give at least one (source layer, destination layer) pair")
+            raise ConfigError(
+                "TurboConn has no connections; give at least one (source layer, destination layer) "
+                "pair"
+            )
         for source, destination in pairs:
             if source < destination:
                 raise ConfigError(
-                    f"connection {source} -> {destination} goes up: a state must enter at or below the layer that it "
-                    f"left; swap it to {destination} -> {source}"
+                    f"connection {source} -> {destination} goes up: a state must enter at or below "
+                    f"the layer that it left; swap it to {destination} -> {source}"
                 )
         if len(set(pairs)) < len(pairs):
             twice = next(pair for pair in pairs if pairs.count(pair) > 1)
@@ -53,7 +61,9 @@ class TurboConn(Recurrence):
             if (size := getattr(self, name)) > MOST:
                 raise ConfigError(f"{name} is {size}; use {MOST:,} or less")
         if self.lag < 1:
-            raise ConfigError(f"lag is {self.lag}, but a state can only reach a later token; use 1 or more")
+            raise ConfigError(
+                f"lag is {self.lag}, but a state can only reach a later token; use 1 or more"
+            )
         if self.rank < 1:
             raise ConfigError(f"rank is {self.rank}; use 1 or more")
 
@@ -68,51 +78,69 @@ class TurboConn(Recurrence):
         rank: int = 120,
         normalize: bool = False,
     ) -> TurboConn:
-        """The paper's wiring rule (appendix A.5): every pair of the two lists that is at least `min_gap` layers apart."""
+        """The paper's wiring rule (appendix A.5): every pair of the two lists that is at least
+        `min_gap` layers apart."""
         lower, higher = (
-            fitting(name, tuple[int, ...], layers) for name, layers in (("destinations", destinations), ("sources", sources))
+            fitting(name, tuple[int, ...], layers)
+            for name, layers in (("destinations", destinations), ("sources", sources))
         )
         gap = fitting("min_gap", int, min_gap)
         pairs = tuple((s, d) for s in higher for d in lower if s - d >= gap)
         if not pairs:
-            raise ConfigError(f"no source lies {min_gap} layers above a destination; use a smaller min_gap")
+            raise ConfigError(
+                f"no source lies {min_gap} layers above a destination; use a smaller min_gap"
+            )
         return cls(pairs, lag=lag, alpha=alpha, rank=rank, normalize=normalize)
 
     @classmethod
-    def preset(cls, name: str, lag: int = 4, alpha: float = 100.0, rank: int = 120, normalize: bool = False) -> TurboConn:
-        """The wiring that the paper used for "llama-3.2-1b", "llama-3.1-8b" or "qwen3-1.7b" (appendix A.5)."""
+    def preset(
+        cls, name: str, lag: int = 4, alpha: float = 100.0, rank: int = 120, normalize: bool = False
+    ) -> TurboConn:
+        """The wiring that the paper used for "llama-3.2-1b", "llama-3.1-8b" or "qwen3-1.7b"
+        (appendix A.5)."""
         if name not in PRESETS:
             raise ConfigError(
-                f"no TurboConn preset is called {name!r}{nearest(name, PRESETS)}; there are {', '.join(PRESETS)}"
+                f"no TurboConn preset is called {name!r}{nearest(name, PRESETS)}; there are "
+                f"{', '.join(PRESETS)}"
             )
         sources, destinations, min_gap = PRESETS[name]
         return cls.wired(sources, destinations, min_gap, lag, alpha, rank, normalize)
 
     def advice(self, pretrained: bool, learning_rate: float) -> str | None:
-        """What there is against this lag and alpha at this learning rate, in a sentence; None if nothing.
+        """What there is against this lag and alpha at this learning rate, in a sentence; None if
+        nothing.
 
         The first two are the paper's (section 4.4.2), the last is our own.
 
-        With alpha 100, Parity fell to chance at a lag of 8 and of 16, and rose to 100 % at 4 and 6. With alpha 1 every lag
-        gained, but a small one less than it could. The second holds for pretrained models: those trained from scratch
-        at high learning rates make use of the connections without a multiplier. Under Adam a connection's effect grows by
-        alpha times the learning rate a step: 1.92e-3 in the paper; in ours 0.01 learned Parity at lag 1 with every seed,
-        and 0.1 ended in NaN.
+        With alpha 100, Parity fell to chance at a lag of 8 and of 16, and rose to 100 % at 4 and 6.
+        With alpha 1 every lag gained, but a small one less than it could. The second holds for
+        pretrained models: those trained from scratch at high learning rates make use of the
+        connections without a multiplier. Under Adam a connection's effect grows by alpha times the
+        learning rate a step: 1.92e-3 in the paper; in ours 0.01 learned Parity at lag 1 with every
+        seed, and 0.1 ended in NaN.
         """
         if self.lag >= LARGE_LAG and self.alpha >= LARGE_ALPHA:
             return (
-                f"lag {self.lag} with alpha {self.alpha:g} goes against TurboConn's paper, where Parity fell to chance with "
-                f"alpha 100 from lag {LARGE_LAG} on; use alpha 1, or a lag of 4 to 6"
+                f"lag {self.lag} with alpha {self.alpha:g} goes against TurboConn's paper, where "
+                f"Parity fell to chance with alpha 100 from lag {LARGE_LAG} on; use alpha 1, or a "
+                "lag of 4 to 6"
             )
-        if pretrained and self.lag <= SMALL_LAG and self.alpha <= SMALL_ALPHA and 100 * learning_rate <= LARGE_GROWTH:
+        if (
+            pretrained
+            and self.lag <= SMALL_LAG
+            and self.alpha <= SMALL_ALPHA
+            and 100 * learning_rate <= LARGE_GROWTH
+        ):
             return (
-                f"lag {self.lag} with alpha {self.alpha:g} goes against TurboConn's paper, where a small lag gained more "
-                "with alpha 100; use that, or a larger lag, which trains faster"
+                f"lag {self.lag} with alpha {self.alpha:g} goes against TurboConn's paper, where a "
+                "small lag gained more with alpha 100; use that, or a larger lag, which trains "
+                "faster"
             )
         if self.alpha * learning_rate > LARGE_GROWTH:
             return (
-                f"alpha {self.alpha:g} at a learning rate of {learning_rate:g} is a product above {LARGE_GROWTH:g}, where "
-                f"training diverges as a rule; use an alpha of {LARGE_GROWTH / 2 / learning_rate:.2g} or less"
+                f"alpha {self.alpha:g} at a learning rate of {learning_rate:g} is a product above "
+                f"{LARGE_GROWTH:g}, where training diverges as a rule; use an alpha of "
+                f"{LARGE_GROWTH / 2 / learning_rate:.2g} or less"
             )
         return None
 
@@ -138,7 +166,8 @@ PRESETS: dict[str, tuple[range, range, int]] = {
 
 
 class Up(nn.Module):
-    """All connections that end at one layer, as one projection: ``[..., connections * rank] -> [..., width]``.
+    """All connections that end at one layer, as one projection: ``[..., connections * rank] ->
+    [..., width]``.
 
     Each connection keeps a bias of its own, as in the paper's formulation, where the biases add up.
     """
@@ -155,8 +184,9 @@ class Up(nn.Module):
 class TurboConnPathway(Pathway):
     """The projections of TurboConn, one `down` a source layer and one `up` a destination layer.
 
-    The state ``[B, T, connections * rank]`` holds the connections sorted by destination, so that each `up` takes a slice
-    of it. `up` starts at zero and `down` at random: the model starts as the base model and still learns.
+    The state ``[B, T, connections * rank]`` holds the connections sorted by destination, so that
+    each `up` takes a slice of it. `up` starts at zero and `down` at random: the model starts as the
+    base model and still learns.
     """
 
     def __init__(self, settings: TurboConn, width: int) -> None:
@@ -202,5 +232,10 @@ class TurboConnPathway(Pathway):
         connections = torch.cat(readings, dim=-1).split(self.rank, dim=-1)
         return torch.cat([connections[i] for i in self.order], dim=-1)
 
-    def scan(self, readings: list[torch.Tensor], initial: torch.Tensor | None, present: torch.Tensor | None) -> torch.Tensor:
+    def scan(
+        self,
+        readings: list[torch.Tensor],
+        initial: torch.Tensor | None,
+        present: torch.Tensor | None,
+    ) -> torch.Tensor:
         return self.update(readings, None)  # it does not look at the state

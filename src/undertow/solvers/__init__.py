@@ -7,7 +7,9 @@ from undertow.solvers.sequential import Sequential
 from undertow.solvers.sweeps import Jacobi, Scan
 
 # By the name that recipes and saved models give them.
-SOLVERS: dict[str, type[Solver]] = {cls.kind: cls for cls in (Auto, Sequential, Scan, Jacobi, Chunked)}
+SOLVERS: dict[str, type[Solver]] = {
+    cls.kind: cls for cls in (Auto, Sequential, Scan, Jacobi, Chunked)
+}
 
 __all__ = [
     "SOLVERS",

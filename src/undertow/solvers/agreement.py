@@ -1,7 +1,8 @@
 """Decisions that the processes of a distributed run take alike.
 
-A solver that stops or measures by what it finds in its own batch runs the layers as often as that batch asks for. Where
-the layers are sharded (FSDP), each run of one is a collective operation, and processes that disagree wait for ever.
+A solver that stops or measures by what it finds in its own batch runs the layers as often as that
+batch asks for. Where the layers are sharded (FSDP), each run of one is a collective operation, and
+processes that disagree wait for ever.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ from torch import distributed
 
 
 def largest(value: float, on_cuda: bool) -> float:
-    """The largest `value` of all processes; the value itself where there is one process. Every process must call it."""
-    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+    """The largest `value` of all processes; the value itself where there is one process. Every
+    process must call it."""
+    if not (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    ):
         return value
     shared = torch.tensor(value, dtype=torch.float64, device="cuda" if on_cuda else "cpu")
     distributed.all_reduce(shared, op=distributed.ReduceOp.MAX)

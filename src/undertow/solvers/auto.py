@@ -1,4 +1,5 @@
-"""As many sweeps as the batch at hand needs: measured against the exact rollout from time to time."""
+"""As many sweeps as the batch at hand needs: measured against the exact rollout from time to
+time."""
 
 from __future__ import annotations
 
@@ -18,32 +19,39 @@ from undertow.solvers.gradients import Gradient
 from undertow.solvers.sequential import roll_out
 from undertow.solvers.solution import pass_at_solution, relative_change
 
-# How much of the error after one sweep may be left. A recurrence that is coming into use is at first a small part of the
-# states, and a model cannot learn to follow a chain whose sweeps are wrong by as much as that part.
+# How much of the error after one sweep may be left. A recurrence that is coming into use is at
+# first a small part of the states, and a model cannot learn to follow a chain whose sweeps are
+# wrong by as much as that part.
 CHAIN = 0.1
-# The most products that a measured gradient takes; what the fifth would add is small even where gates are wide open.
+# The most products that a measured gradient takes; what the fifth would add is small even where
+# gates are wide open.
 MOST_PRODUCTS = 4
-# One more sweep changes the states of a fitting plan by less than about the error allowed; batches differ somewhat.
+# One more sweep changes the states of a fitting plan by less than about the error allowed; batches
+# differ somewhat.
 OUTGROWN = 2.0
 
 
 @dataclass(frozen=True)
 class Auto(Solver):
-    """States found without a graph, by a few scans or by the rollout, whichever is cheaper; then a short adjoint.
+    """States found without a graph, by a few scans or by the rollout, whichever is cheaper; then a
+    short adjoint.
 
-    A model learns to follow a chain of states only as far as its solver follows it. Text needs two or three sweeps, a
-    running product needs the rollout, and which it is shows only while the model learns. So from time to time both run on
-    the same batch, and the sweeps until the next such measurement are as many as brought the states within `tolerance` of
-    the exact ones, or the rollout itself if that many sweeps would cost more. Sequences of other lengths need other numbers,
-    so each power of two has a plan of its own.
+    A model learns to follow a chain of states only as far as its solver follows it. Text needs two
+    or three sweeps, a running product needs the rollout, and which it is shows only while the model
+    learns. So from time to time both run on the same batch, and the sweeps until the next such
+    measurement are as many as brought the states within `tolerance` of the exact ones, or the
+    rollout itself if that many sweeps would cost more. Sequences of other lengths need other
+    numbers, so each power of two has a plan of its own.
 
-    Where the recurrence is a small part of the states, a tenth of the error that one sweep leaves is allowed, down to the
-    square of the tolerance and what rounding leaves. Between measurements the pass that gives the output tells for nothing
-    how much one more sweep changes the states: where that is more than twice the error allowed, the model has outgrown its
-    plan, and the next forward is measured.
+    Where the recurrence is a small part of the states, a tenth of the error that one sweep leaves
+    is allowed, down to the square of the tolerance and what rounding leaves. Between measurements
+    the pass that gives the output tells for nothing how much one more sweep changes the states:
+    where that is more than twice the error allowed, the model has outgrown its plan, and the next
+    forward is measured.
 
-    The gradient is planned alike: where the states are measured, so is how many products of the adjoint it takes until one
-    more would change it by less than its tolerance. That is one while the gates are nearly closed, and more as they open.
+    The gradient is planned alike: where the states are measured, so is how many products of the
+    adjoint it takes until one more would change it by less than its tolerance. That is one while
+    the gates are nearly closed, and more as they open.
 
     In a distributed run all processes take the same decisions, by the largest error among them.
     """
@@ -55,20 +63,26 @@ class Auto(Solver):
     every: int = 32
     """Forwards between two measurements; the first come sooner, after 1, 2, 4, 8, ... forwards."""
     gradient: str = "adjoint(0.1)"
-    """One pass with a graph at the solution, and its vector-Jacobian products: adjoint(n) takes n, adjoint(tolerance) as
-    many, up to four, as it took when last measured; where four are too few, a warning says so once."""
+    """One pass with a graph at the solution, and its vector-Jacobian products: adjoint(n) takes n,
+    adjoint(tolerance) as many, up to four, as it took when last measured; where four are too few, a
+    warning says so once."""
     rollout_cost: float | None = None
-    """How many sweeps may run in place of one rollout; their times are compared if left out, so that runs with the same
-    seed may then differ within the tolerance."""
+    """How many sweeps may run in place of one rollout; their times are compared if left out, so
+    that runs with the same seed may then differ within the tolerance."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not 0 < self.tolerance < 1:
-            raise ConfigError(f"auto's tolerance is {self.tolerance}; use a share between 0 and 1, such as 0.01")
+            raise ConfigError(
+                f"auto's tolerance is {self.tolerance}; use a share between 0 and 1, such as 0.01"
+            )
         if self.every < 1:
             raise ConfigError(f"auto measures every {self.every} forwards; use 1 or more")
         if Gradient.parse(self.gradient).kind != "adjoint":
-            raise ConfigError(f'auto\'s gradient is {self.gradient!r}; its states have no graph, so use "adjoint(n)"')
+            raise ConfigError(
+                f"auto's gradient is {self.gradient!r}; its states have no graph, so use "
+                '"adjoint(n)"'
+            )
         if self.rollout_cost is not None and self.rollout_cost < 1:
             raise ConfigError(f"auto's rollout_cost is {self.rollout_cost} sweeps; use 1 or more")
 
@@ -77,7 +91,13 @@ class Auto(Solver):
         tokens = int(largest(block.tokens, block.on_cuda))
         if tokens <= block.lag:  # one group, and so one step, is exact
             output, last = roll_out(block)
-            return output, last, SolverReport(self.kind, block.tokens, 1, block.tokens, (), time.perf_counter() - started)
+            return (
+                output,
+                last,
+                SolverReport(
+                    self.kind, block.tokens, 1, block.tokens, (), time.perf_counter() - started
+                ),
+            )
         plan = block.memory.plan(tokens)
         plan.forwards += 1
         measured = plan.forwards >= plan.next_measurement or tokens > plan.tokens
@@ -102,34 +122,49 @@ class Auto(Solver):
             residuals = (relative_change(block.shift(last), block.shift(states)),)
             if largest(float(residuals[0]), block.on_cuda) > OUTGROWN * plan.allowed:
                 plan.next_measurement = plan.forwards + 1
-        return output, last, SolverReport(self.kind, block.tokens, sweeps, exact, residuals, time.perf_counter() - started)
+        return (
+            output,
+            last,
+            SolverReport(
+                self.kind, block.tokens, sweeps, exact, residuals, time.perf_counter() - started
+            ),
+        )
 
     def differentiable(
         self, block: RecurrentBlock, states: torch.Tensor, plan: Plan, measured: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pass with a graph at the states; its backward pass tells the plan how many products it took, if measured."""
+        """The pass with a graph at the states; its backward pass tells the plan how many products
+        it took, if measured."""
         gradient = Gradient.parse(self.gradient)
         if gradient.tolerance is None:
             return pass_at_solution(block, states, gradient)
         if measured or plan.products is None:
-            most, groups = Gradient("adjoint", MOST_PRODUCTS, gradient.tolerance), -(-block.tokens // block.lag)
-            return pass_at_solution(block, states, most, functools.partial(self.note, block.memory, plan, groups))
+            most, groups = (
+                Gradient("adjoint", MOST_PRODUCTS, gradient.tolerance),
+                -(-block.tokens // block.lag),
+            )
+            return pass_at_solution(
+                block, states, most, functools.partial(self.note, block.memory, plan, groups)
+            )
         return pass_at_solution(block, states, Gradient("adjoint", plan.products))
 
     def note(self, memory: SolverMemory, plan: Plan, groups: int, products: int) -> None:
-        """Keep how many products a measured gradient took; says once where the most were too few for its tolerance."""
+        """Keep how many products a measured gradient took; says once where the most were too few
+        for its tolerance."""
         capped = products == MOST_PRODUCTS < groups  # as many products as groups are exact
         if capped and not any(each.capped for each in memory.plans.values()):
             warnings.warn(
-                f"auto's gradient still changed by more than its tolerance, {self.gradient}, after {MOST_PRODUCTS} "
-                "products, the most that it takes: it does not reach back to all the states that matter here. Choose "
-                f'Auto(gradient="adjoint(n)") with a larger n, or Sequential() for the full gradient',
+                f"auto's gradient still changed by more than its tolerance, {self.gradient}, after "
+                f"{MOST_PRODUCTS} products, the most that it takes: it does not reach back to all "
+                'the states that matter here. Choose Auto(gradient="adjoint(n)") with a larger n, '
+                "or Sequential() for the full gradient",
                 stacklevel=2,
             )
         plan.products, plan.capped = products, capped
 
     def measure(self, block: RecurrentBlock, plan: Plan, tokens: int) -> torch.Tensor:
-        """The exact states ``[B, T, W]`` of this batch; the plan then says how to find those of the next ones.
+        """The exact states ``[B, T, W]`` of this batch; the plan then says how to find those of the
+        next ones.
 
         `tokens` is the length of the longest batch of any process.
         """
@@ -142,11 +177,15 @@ class Auto(Solver):
         plan.next_measurement = plan.forwards + min(self.every, plan.forwards)
         started = clock(block)
         states = block.begin()
-        for done in range(1, -(-tokens // block.lag)):  # as many sweeps as groups are exact, and dearer
+        for done in range(
+            1, -(-tokens // block.lag)
+        ):  # as many sweeps as groups are exact, and dearer
             states = sweep(block, states)
             plan.gap = largest(float((block.shift(states) - received).norm() / size), block.on_cuda)
             if done == 1:
-                plan.allowed = min(self.tolerance, max(self.tolerance**2, CHAIN * plan.gap, rounding(received)))
+                plan.allowed = min(
+                    self.tolerance, max(self.tolerance**2, CHAIN * plan.gap, rounding(received))
+                )
             if plan.gap <= plan.allowed:
                 plan.sweeps = done
                 break
@@ -168,7 +207,9 @@ def sweep(block: RecurrentBlock, states: torch.Tensor | None) -> torch.Tensor:
 def rounding(states: torch.Tensor) -> float:
     """The relative error that the precision of the layers alone may leave."""
     device = states.device.type
-    computed = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+    computed = (
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+    )
     return torch.finfo(computed).eps
 
 

@@ -1,4 +1,5 @@
-"""How the states of a whole sequence are found: the interface between a solver and the block that it solves."""
+"""How the states of a whole sequence are found: the interface between a solver and the block that
+it solves."""
 
 from __future__ import annotations
 
@@ -20,10 +21,12 @@ class SolverReport:
     Attributes:
         solver: its kind.
         tokens: the tokens ``T`` of the forward.
-        sweeps: how often the whole block ran before the pass that gave the output; a rollout's groups make up one.
-        exact_prefix: how many tokens have outputs that equal the sequential ones, whatever the residuals.
-        residuals: the relative change of the states in each sweep after the first and in the last pass; empty where the
-            states are exact.
+        sweeps: how often the whole block ran before the pass that gave the output; a rollout's
+            groups make up one.
+        exact_prefix: how many tokens have outputs that equal the sequential ones, whatever the
+            residuals.
+        residuals: the relative change of the states in each sweep after the first and in the last
+            pass; empty where the states are exact.
         seconds: the time of the forward through the block.
     """
 
@@ -51,8 +54,10 @@ class Plan:
         tokens: the length that was measured; longer sequences may need more.
         forwards: how many forwards went by.
         next_measurement: the forward to measure in.
-        products: how many vector-Jacobian products the gradient took when it was measured; None before.
-        capped: whether these were the most that there may be, and one more would have changed it by more than its tolerance.
+        products: how many vector-Jacobian products the gradient took when it was measured; None
+            before.
+        capped: whether these were the most that there may be, and one more would have changed it by
+            more than its tolerance.
     """
 
     sweeps: int | None = None
@@ -67,7 +72,8 @@ class Plan:
 
 @dataclass
 class SolverMemory:
-    """What a solver keeps from one training forward to the next: a plan for each power of two of tokens, as plain data."""
+    """What a solver keeps from one training forward to the next: a plan for each power of two of
+    tokens, as plain data."""
 
     plans: dict[int, Plan] = field(default_factory=dict)
 
@@ -85,12 +91,14 @@ class SolverMemory:
 
 
 class RecurrentBlock(ABC):
-    """The recurrent block of one forward, as a solver sees it: ``T`` new tokens after what is already cached.
+    """The recurrent block of one forward, as a solver sees it: ``T`` new tokens after what is
+    already cached.
 
     Attributes:
         tokens: the number ``T`` of new tokens.
         lag: how many tokens back a state comes from.
-        initial: the states ``[B, lag, W]`` of the tokens before the first new one; None where there are none.
+        initial: the states ``[B, lag, W]`` of the tokens before the first new one; None where there
+            are none.
         memory: what solvers keep between the forwards of this model.
         on_cuda: whether it runs on a GPU, whose work goes on after a call returns.
     """
@@ -102,18 +110,23 @@ class RecurrentBlock(ABC):
     on_cuda: bool
 
     @abstractmethod
-    def step(self, start: int, stop: int, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the block over tokens `start` to `stop`, at most `lag` of them, after the steps before it.
+    def step(
+        self, start: int, stop: int, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the block over tokens `start` to `stop`, at most `lag` of them, after the steps
+        before it.
 
-        `state` ``[B, lag, W]`` holds the states of the last tokens before them (`recent`), or is None where there are none.
-        Returns the block's output ``[B, stop - start, D]`` and these tokens' states ``[B, stop - start, W]``.
+        `state` ``[B, lag, W]`` holds the states of the last tokens before them (`recent`), or is
+        None where there are none. Returns the block's output ``[B, stop - start, D]`` and these
+        tokens' states ``[B, stop - start, W]``.
         """
 
     @abstractmethod
     def recent(self, before: torch.Tensor | None, states: torch.Tensor, start: int) -> torch.Tensor:
         """The states of each row's last `lag` tokens ``[B, lag, W]``, padding left out.
 
-        They are of the tokens from `start` on, whose `states` are ``[B, n, W]``, and of those `before` them.
+        They are of the tokens from `start` on, whose `states` are ``[B, n, W]``, and of those
+        `before` them.
         """
 
     @abstractmethod
@@ -122,17 +135,20 @@ class RecurrentBlock(ABC):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run the block over all tokens at once, each with the state it receives ``[B, T, W]``.
 
-        With None each token is treated as the first of its sequence; a `plain` sweep writes nothing at all. The pass whose
-        output is used is the `last`. Returns the output ``[B, T, D]`` and the readings.
+        With None each token is treated as the first of its sequence; a `plain` sweep writes nothing
+        at all. The pass whose output is used is the `last`. Returns the output ``[B, T, D]`` and
+        the readings.
         """
 
     @abstractmethod
     def shift(self, states: torch.Tensor) -> torch.Tensor:
-        """The state that each token receives ``[B, T, W]``: that of the token `lag` back, zeros where there is none."""
+        """The state that each token receives ``[B, T, W]``: that of the token `lag` back, zeros
+        where there is none."""
 
     @abstractmethod
     def begin(self) -> torch.Tensor | None:
-        """States ``[B, T, W]`` guessed without running a layer, as if none added anything; None where that is no guess."""
+        """States ``[B, T, W]`` guessed without running a layer, as if none added anything; None
+        where that is no guess."""
 
     @abstractmethod
     def guess(self, readings: list[torch.Tensor]) -> torch.Tensor:
@@ -140,20 +156,24 @@ class RecurrentBlock(ABC):
 
     @abstractmethod
     def update(self, readings: list[torch.Tensor], received: torch.Tensor) -> torch.Tensor:
-        """The new states ``[B, T, W]``, each from the state that its token received in the sweep."""
+        """The new states ``[B, T, W]``, each from the state that its token received in the
+        sweep."""
 
     @abstractmethod
     def scan(self, readings: list[torch.Tensor]) -> torch.Tensor:
-        """The new states ``[B, T, W]`` with `update` solved exactly along time for these readings."""
+        """The new states ``[B, T, W]`` with `update` solved exactly along time for these
+        readings."""
 
     @abstractmethod
     def span(self, start: int, stop: int, initial: torch.Tensor | None) -> RecurrentBlock:
-        """Tokens `start` to `stop` as a block of their own, after the keys and values of the spans before it."""
+        """Tokens `start` to `stop` as a block of their own, after the keys and values of the spans
+        before it."""
 
 
 @dataclass(frozen=True)
 class Solver(ABC):
-    """The settings of a solver. It holds nothing of a forward, so one object may serve many models and threads."""
+    """The settings of a solver. It holds nothing of a forward, so one object may serve many models
+    and threads."""
 
     kind: ClassVar[str]
 

@@ -18,9 +18,11 @@ from undertow.solvers.sweeps import Jacobi, Scan, Sweeping
 
 @dataclass(frozen=True)
 class Chunked(Solver):
-    """Solve `chunk` tokens at a time with an inner solver, keys and values and states of the chunks before given.
+    """Solve `chunk` tokens at a time with an inner solver, keys and values and states of the chunks
+    before given.
 
-    The way to prefill a long prompt: few sweeps reach far enough inside a chunk, and each starts from states that are done.
+    The way to prefill a long prompt: few sweeps reach far enough inside a chunk, and each starts
+    from states that are done.
     """
 
     kind: ClassVar[str] = "chunked"
@@ -35,7 +37,10 @@ class Chunked(Solver):
         if self.chunk < 1:
             raise ConfigError(f"chunked has a chunk of {self.chunk} tokens; use 1 or more")
         if self.inner.gradient.startswith("adjoint"):
-            raise ConfigError("chunked cannot take an adjoint gradient inside a chunk; use one over the whole sequence")
+            raise ConfigError(
+                "chunked cannot take an adjoint gradient inside a chunk; use one over the whole "
+                "sequence"
+            )
 
     def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
         started = time.perf_counter()
@@ -43,7 +48,9 @@ class Chunked(Solver):
         residuals: list[torch.Tensor] = []
         initial = block.initial
         inner = self.inner
-        if isinstance(inner, Sweeping):  # the sweeps of a chunk write the same slots: only the last may be in the graph
+        if isinstance(
+            inner, Sweeping
+        ):  # the sweeps of a chunk write the same slots: only the last may be in the graph
             inner = dataclasses.replace(inner, backward=0, gradient="truncated")
         exact, sweeps = 0, 0
         for start in range(0, block.tokens, self.chunk):
@@ -56,5 +63,7 @@ class Chunked(Solver):
                 exact += report.exact_prefix
             residuals += report.residuals
             sweeps = max(sweeps, report.sweeps)
-        report = SolverReport(self.kind, block.tokens, sweeps, exact, tuple(residuals), time.perf_counter() - started)
+        report = SolverReport(
+            self.kind, block.tokens, sweeps, exact, tuple(residuals), time.perf_counter() - started
+        )
         return torch.cat(outputs, dim=1), torch.cat(states, dim=1), report

@@ -1,4 +1,5 @@
-"""The exact rollout: the definition of a recurrence in time, against which every other solver is tested."""
+"""The exact rollout: the definition of a recurrence in time, against which every other solver is
+tested."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ from undertow.solvers.solution import pass_at_solution
 
 @dataclass(frozen=True)
 class Sequential(Solver):
-    """Run the recurrent block `lag` tokens at a time, in order. Exact for any pathway, in training and in evaluation."""
+    """Run the recurrent block `lag` tokens at a time, in order. Exact for any pathway, in training
+    and in evaluation."""
 
     kind: ClassVar[str] = "sequential"
 
     gradient: str = "full"
-    """full: back through the whole rollout. truncated(n): the carried state is cut after every n groups of lag tokens,
-    as in truncated backpropagation through time; attention keeps its gradient. adjoint(n): roll out without a graph, then
-    one parallel pass with a graph and n vector-Jacobian products; ceil(tokens / lag) of these are exact."""
+    """full: back through the whole rollout. truncated(n): the carried state is cut after every n
+    groups of lag tokens, as in truncated backpropagation through time; attention keeps its
+    gradient. adjoint(n): roll out without a graph, then one parallel pass with a graph and n
+    vector-Jacobian products; ceil(tokens / lag) of these are exact."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -40,8 +43,11 @@ class Sequential(Solver):
         return output, states, report
 
 
-def roll_out(block: RecurrentBlock, truncate: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output ``[B, T, D]`` and states ``[B, T, W]``, group by group; the state is cut after every `truncate` groups."""
+def roll_out(
+    block: RecurrentBlock, truncate: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output ``[B, T, D]`` and states ``[B, T, W]``, group by group; the state is cut after every
+    `truncate` groups."""
     outputs, states = [], []
     state = block.initial
     for group, start in enumerate(range(0, block.tokens, block.lag)):

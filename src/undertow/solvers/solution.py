@@ -11,19 +11,25 @@ from undertow.solvers.gradients import Adjoint, Gradient
 
 
 def pass_at_solution(
-    block: RecurrentBlock, states: torch.Tensor, gradient: Gradient, counted: Callable[[int], None] | None = None
+    block: RecurrentBlock,
+    states: torch.Tensor,
+    gradient: Gradient,
+    counted: Callable[[int], None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output ``[B, T, D]`` and states ``[B, T, W]`` of one pass with a graph at `states`, with an adjoint gradient.
+    """Output ``[B, T, D]`` and states ``[B, T, W]`` of one pass with a graph at `states`, with an
+    adjoint gradient.
 
-    The fixed-point map is one sweep and the scan along time, so the temporal residual is part of each product. `counted` is
-    told in the backward pass how many products it took; see `Adjoint`.
+    The fixed-point map is one sweep and the scan along time, so the temporal residual is part of
+    each product. `counted` is told in the backward pass how many products it took; see `Adjoint`.
     """
     received = block.shift(states).detach().requires_grad_()
     output, readings = block.sweep(received, last=True)
     states = block.scan(readings)
     steps = gradient.steps if gradient.steps is not None else -(-block.tokens // block.lag)
     if steps > 0 and output.requires_grad:
-        output = Adjoint.apply(output, block.shift(states), received, steps, gradient.tolerance, counted)
+        output = Adjoint.apply(
+            output, block.shift(states), received, steps, gradient.tolerance, counted
+        )
     return output, states.detach()
 
 

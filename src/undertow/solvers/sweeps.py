@@ -1,7 +1,8 @@
-"""Parallel solvers: sweeps of the block over all tokens at once. Jacobi is T²MLR's own scheme, the scan is ours.
+"""Parallel solvers: sweeps of the block over all tokens at once. Jacobi is T²MLR's own scheme, the
+scan is ours.
 
-After k sweeps the first k·lag states are exact whatever the start, as a state depends on earlier ones only; so
-ceil(T / lag) sweeps always suffice.
+After k sweeps the first k·lag states are exact whatever the start, as a state depends on earlier
+ones only; so ceil(T / lag) sweeps always suffice.
 """
 
 from __future__ import annotations
@@ -32,9 +33,17 @@ class Sweeping(Solver):
         started = time.perf_counter()
         if block.tokens <= block.lag:  # one group, and so one step, is exact
             output, last = roll_out(block)
-            return output, last, SolverReport(self.kind, block.tokens, 1, block.tokens, (), time.perf_counter() - started)
+            return (
+                output,
+                last,
+                SolverReport(
+                    self.kind, block.tokens, 1, block.tokens, (), time.perf_counter() - started
+                ),
+            )
         count, gradient, tolerance = self.settings()
-        reach = 0 if gradient.kind == "adjoint" else count if gradient.steps is None else gradient.steps
+        reach = (
+            0 if gradient.kind == "adjoint" else count if gradient.steps is None else gradient.steps
+        )
         wanted = torch.is_grad_enabled()
         states = None if self.starts_plain else block.begin()
         residuals = []
@@ -48,7 +57,11 @@ class Sweeping(Solver):
             if states is not None and k > 0:
                 residuals.append(relative_change(new, states))
             states = new
-            if tolerance is not None and residuals and largest(float(residuals[-1]), block.on_cuda) < tolerance:
+            if (
+                tolerance is not None
+                and residuals
+                and largest(float(residuals[-1]), block.on_cuda) < tolerance
+            ):
                 break
         assert states is not None  # there was a sweep
         if gradient.kind == "adjoint" and wanted:
@@ -62,7 +75,14 @@ class Sweeping(Solver):
         return (
             output,
             last,
-            SolverReport(self.kind, block.tokens, done, exact, tuple(residuals), time.perf_counter() - started),
+            SolverReport(
+                self.kind,
+                block.tokens,
+                done,
+                exact,
+                tuple(residuals),
+                time.perf_counter() - started,
+            ),
         )
 
     @abstractmethod
@@ -70,7 +90,9 @@ class Sweeping(Solver):
         """Number of sweeps, gradient and tolerance."""
 
     @abstractmethod
-    def advance(self, block: RecurrentBlock, readings: list[torch.Tensor], received: torch.Tensor | None) -> torch.Tensor:
+    def advance(
+        self, block: RecurrentBlock, readings: list[torch.Tensor], received: torch.Tensor | None
+    ) -> torch.Tensor:
         """The next states from a sweep's readings; `received` is None after the plain sweep."""
 
     @abstractmethod
@@ -78,7 +100,9 @@ class Sweeping(Solver):
         """How many groups of lag tokens have exact outputs after this many sweeps."""
 
 
-def check_sweeps(kind: str, name: str, sweeps: int, backward: int, gradient: str, tolerance: float | None) -> Gradient:
+def check_sweeps(
+    kind: str, name: str, sweeps: int, backward: int, gradient: str, tolerance: float | None
+) -> Gradient:
     """The gradient of a sweeping solver, whose plain "truncated" reaches back `backward` sweeps.
 
     Raises:
@@ -87,18 +111,23 @@ def check_sweeps(kind: str, name: str, sweeps: int, backward: int, gradient: str
     if sweeps < 1:
         raise ConfigError(f"{kind} has {sweeps} {name}; use 1 or more")
     if not 0 <= backward <= sweeps:
-        raise ConfigError(f"{kind} has backward={backward} of {sweeps} {name}; use a number from 0 to {sweeps}")
+        raise ConfigError(
+            f"{kind} has backward={backward} of {sweeps} {name}; use a number from 0 to {sweeps}"
+        )
     if tolerance is not None and not 0 < tolerance < 1:
-        raise ConfigError(f"{kind}'s tolerance is {tolerance}; use a share between 0 and 1, such as 1e-4")
+        raise ConfigError(
+            f"{kind}'s tolerance is {tolerance}; use a share between 0 and 1, such as 1e-4"
+        )
     return Gradient("truncated", backward) if gradient == "truncated" else Gradient.parse(gradient)
 
 
 @dataclass(frozen=True)
 class Jacobi(Sweeping):
-    """T²MLR's training scheme: a plain sweep, then sweeps that each use the states of the one before.
+    """T²MLR's training scheme: a plain sweep, then sweeps that each use the states of the one
+    before.
 
-    A state moves on by `lag` tokens a sweep, the temporal residual included. As in the paper the first sweep is one of the
-    base model, without the fusion.
+    A state moves on by `lag` tokens a sweep, the temporal residual included. As in the paper the
+    first sweep is one of the base model, without the fusion.
     """
 
     kind: ClassVar[str] = "jacobi"
@@ -109,7 +138,8 @@ class Jacobi(Sweeping):
     backward: int = 4
     """How many of the last sweeps carry gradient: the paper's d_backward."""
     gradient: str = "truncated"
-    """truncated: the last `backward` sweeps. full: all. adjoint(n): none; n vector-Jacobian products at the solution."""
+    """truncated: the last `backward` sweeps. full: all. adjoint(n): none; n vector-Jacobian
+    products at the solution."""
     tolerance: float | None = None
     """Stop early when a sweep changes the states by less than this share."""
 
@@ -118,10 +148,14 @@ class Jacobi(Sweeping):
         self.settings()
 
     def settings(self) -> tuple[int, Gradient, float | None]:
-        gradient = check_sweeps(self.kind, "forward sweeps", self.forward, self.backward, self.gradient, self.tolerance)
+        gradient = check_sweeps(
+            self.kind, "forward sweeps", self.forward, self.backward, self.gradient, self.tolerance
+        )
         return self.forward, gradient, self.tolerance
 
-    def advance(self, block: RecurrentBlock, readings: list[torch.Tensor], received: torch.Tensor | None) -> torch.Tensor:
+    def advance(
+        self, block: RecurrentBlock, readings: list[torch.Tensor], received: torch.Tensor | None
+    ) -> torch.Tensor:
         return block.guess(readings) if received is None else block.update(readings, received)
 
     def exact_groups(self, sweeps: int) -> int:
@@ -132,9 +166,10 @@ class Jacobi(Sweeping):
 class Scan(Sweeping):
     """Sweeps between which `update` is solved exactly along time for the frozen readings.
 
-    The temporal residual of T²MLR is nearly an integrator: Jacobi moves it on one token a sweep, the scan the whole way. The
-    first sweep starts from states that are read off the block's input, as if its layers added nothing to the residual
-    stream; that costs no layer and halves the error of every sweep after it.
+    The temporal residual of T²MLR is nearly an integrator: Jacobi moves it on one token a sweep,
+    the scan the whole way. The first sweep starts from states that are read off the block's input,
+    as if its layers added nothing to the residual stream; that costs no layer and halves the error
+    of every sweep after it.
     """
 
     kind: ClassVar[str] = "scan"
@@ -145,7 +180,8 @@ class Scan(Sweeping):
     backward: int = 1
     """How many of the last sweeps carry gradient."""
     gradient: str = "truncated"
-    """truncated: the last `backward` sweeps. full: all. adjoint(n): none; n vector-Jacobian products at the solution."""
+    """truncated: the last `backward` sweeps. full: all. adjoint(n): none; n vector-Jacobian
+    products at the solution."""
     tolerance: float | None = None
     """Stop early when a sweep changes the states by less than this share."""
 
@@ -154,10 +190,14 @@ class Scan(Sweeping):
         self.settings()
 
     def settings(self) -> tuple[int, Gradient, float | None]:
-        gradient = check_sweeps(self.kind, "sweeps", self.sweeps, self.backward, self.gradient, self.tolerance)
+        gradient = check_sweeps(
+            self.kind, "sweeps", self.sweeps, self.backward, self.gradient, self.tolerance
+        )
         return self.sweeps, gradient, self.tolerance
 
-    def advance(self, block: RecurrentBlock, readings: list[torch.Tensor], received: torch.Tensor | None) -> torch.Tensor:
+    def advance(
+        self, block: RecurrentBlock, readings: list[torch.Tensor], received: torch.Tensor | None
+    ) -> torch.Tensor:
         return block.scan(readings)
 
     def exact_groups(self, sweeps: int) -> int:

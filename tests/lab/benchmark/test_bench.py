@@ -12,12 +12,28 @@ import torch
 from undertow import T2MLR, Sequential, SoftToken, TurboConn
 from undertow.errors import ConfigError
 from undertow.lab.benchmark import Bench, bench
-from undertow.lab.benchmark.candidates import MATCHED, count, matched, recurrent, training_candidates, transformer
+from undertow.lab.benchmark.candidates import (
+    MATCHED,
+    count,
+    matched,
+    recurrent,
+    training_candidates,
+    transformer,
+)
 from undertow.lab.benchmark.literal import LiteralRollout
 from undertow.lab.benchmark.memory import peak_memory
 from undertow.pathways import Recurrence
 
-SHAPE = {"layers": 4, "width": 32, "head_width": 8, "vocabulary": 50, "tokens": 9, "batch": 2, "prompt": 12, "generated": 3}
+SHAPE = {
+    "layers": 4,
+    "width": 32,
+    "head_width": 8,
+    "vocabulary": 50,
+    "tokens": 9,
+    "batch": 2,
+    "prompt": 12,
+    "generated": 3,
+}
 
 
 def settings(recurrence: Recurrence) -> Bench:
@@ -25,7 +41,9 @@ def settings(recurrence: Recurrence) -> Bench:
 
 
 @pytest.mark.parametrize(
-    "recurrence", [TurboConn(((3, 0), (2, 1), (3, 2)), lag=4, rank=4), T2MLR(1, 2), SoftToken()], ids=lambda r: r.kind
+    "recurrence",
+    [TurboConn(((3, 0), (2, 1), (3, 2)), lag=4, rank=4), T2MLR(1, 2), SoftToken()],
+    ids=lambda r: r.kind,
 )
 def test_the_literal_loop_computes_what_the_rollout_does(recurrence: Recurrence) -> None:
     ours = recurrent(settings(recurrence), Sequential()).double().train()
@@ -60,7 +78,16 @@ def test_a_benchmark_writes_a_table_and_json(tmp_path: Path) -> None:
 
 def test_memory_is_measured_in_a_process_of_its_own() -> None:
     """A step of sixteen times the tokens takes more memory, by what it keeps."""
-    small = Bench(layers=2, width=64, head_width=16, vocabulary=50, tokens=64, batch=4, threads=1, recurrence=T2MLR(0, 1))
+    small = Bench(
+        layers=2,
+        width=64,
+        head_width=16,
+        vocabulary=50,
+        tokens=64,
+        batch=4,
+        threads=1,
+        recurrence=T2MLR(0, 1),
+    )
     large = dataclasses.replace(small, tokens=1024)
     assert peak_memory(large, "transformer") - peak_memory(small, "transformer") > 30 * 2**20
 

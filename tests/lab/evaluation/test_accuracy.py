@@ -27,7 +27,9 @@ class Scripted(nn.Module):
         self.answer, self.device = answer, torch.device("cpu")
         self.calls: list[dict[str, Any]] = []
 
-    def generate(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **settings: Any) -> torch.Tensor:
+    def generate(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **settings: Any
+    ) -> torch.Tensor:
         self.calls.append({"shape": tuple(input_ids.shape), "training": self.training} | settings)
         assert torch.equal(attention_mask, (input_ids != TOKENIZER.pad_token_id).long())
         assert attention_mask[:, -1].all(), "the padding must stand to the left"
@@ -43,8 +45,12 @@ def parity(prompt: str) -> str:
     return str(prompt.count("1") % 2)
 
 
-def measure(answer: Callable[[str], str], lengths: Sequence[int] = (8, 12), **settings: Any) -> list[Accuracy]:
-    return accuracy_by_length(Scripted(answer), TOKENIZER, PARITY, lengths, **({"examples": 30} | settings))
+def measure(
+    answer: Callable[[str], str], lengths: Sequence[int] = (8, 12), **settings: Any
+) -> list[Accuracy]:
+    return accuracy_by_length(
+        Scripted(answer), TOKENIZER, PARITY, lengths, **({"examples": 30} | settings)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +61,17 @@ def hosted() -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.4 * torch.randn(parameter.shape, generator=generator))
-    model.generation_config.suppress_tokens = [0, 1, 2]  # it must not end before it has written something
+    model.generation_config.suppress_tokens = [
+        0,
+        1,
+        2,
+    ]  # it must not end before it has written something
     return model
 
 
-MIXED = [PARITY.example("test", index, length) for index, length in enumerate((8, 9, 12, 25, 10, 8, 17))]
+MIXED = [
+    PARITY.example("test", index, length) for index, length in enumerate((8, 9, 12, 25, 10, 8, 17))
+]
 
 
 # Counting
@@ -103,13 +115,18 @@ def test_a_data_set_is_no_larger_than_it_is(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_asked_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="parity at length 1 falls in the test split, which seems to hold no such prompt"):
+    with pytest.raises(
+        DataError,
+        match="parity at length 1 falls in the test split, which seems to hold no such prompt",
+    ):
         measure(parity, lengths=[8, 1])
     with pytest.raises(DataError, match="does not know a part of"):
         accuracy_by_length(Scripted(parity), character_tokenizer("01"), PARITY, [8])
     path = tmp_path / "test.jsonl"
     path.write_text('{"question": "1", "answer": "#### 10"}')
-    with pytest.raises(ConfigError, match="length is 8, but gsm8k reads a file as it is; leave length out"):
+    with pytest.raises(
+        ConfigError, match="length is 8, but gsm8k reads a file as it is; leave length out"
+    ):
         accuracy_by_length(Scripted(parity), TOKENIZER, GSM8K(test=str(path)), [8])
 
 
@@ -153,12 +170,19 @@ def test_greedy_does_not_depend_on_the_seed_and_sampling_does(hosted: Any) -> No
     assert texts(1.0, 0) != greedy
     assert texts(1e-4, 0) == greedy, "a cold sample is the likeliest text"
     hot = "".join(texts(100.0, 0))
-    assert all(character in hot for character in "01="), "every token can be drawn, however unlikely"
+    assert all(character in hot for character in "01="), (
+        "every token can be drawn, however unlikely"
+    )
 
     state = torch.random.get_rng_state()
     sampled: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 1}
-    results = [accuracy_by_length(hosted, TOKENIZER, task, [8], 100, **sampled, seed=seed) for seed in (0, 0, 1)]
-    assert torch.equal(torch.random.get_rng_state(), state), "the caller's random numbers must go on as they were"
+    results = [
+        accuracy_by_length(hosted, TOKENIZER, task, [8], 100, **sampled, seed=seed)
+        for seed in (0, 0, 1)
+    ]
+    assert torch.equal(torch.random.get_rng_state(), state), (
+        "the caller's random numbers must go on as they were"
+    )
     assert results[0] == results[1] and results[0][0].temperature == 1.0
     assert 0 < results[0][0].correct < 100
 
@@ -184,18 +208,24 @@ def test_settings_saved_with_a_model_do_not_change_what_is_measured(hosted: Any)
 
 CYCLIC = GroupTracking(group="Z60", min_length=3, max_length=9)
 SYMBOLS = character_tokenizer(CYCLIC.characters())
-NUMBERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx"  # as the sums modulo 60 are written
+# as the sums modulo 60 are written
+NUMBERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx"
 
 
 class Labeller(nn.Module):
-    """A model that labels with running sums modulo 60, but for those of its tokens that a function says are wrong."""
+    """A model that labels with running sums modulo 60, but for those of its tokens that a function
+    says are wrong."""
 
-    def __init__(self, wrong: Callable[[int, int, int], bool] = lambda row, position, length: False) -> None:
+    def __init__(
+        self, wrong: Callable[[int, int, int], bool] = lambda row, position, length: False
+    ) -> None:
         super().__init__()
         self.wrong, self.device, self.calls = wrong, torch.device("cpu"), 0
         self.rows = 0
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, use_cache: bool) -> Any:
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, use_cache: bool
+    ) -> Any:
         assert not use_cache and not self.training and not torch.is_grad_enabled()
         assert torch.equal(attention_mask, (input_ids != SYMBOLS.pad_token_id).long())
         assert attention_mask[:, 0].all(), "the padding must stand to the right"
@@ -221,8 +251,13 @@ def test_labels_are_compared_at_their_own_positions() -> None:
 
 @pytest.mark.parametrize("batch", [1, 4, 128])
 def test_labels_are_counted_one_by_one_and_whole(batch: int) -> None:
-    """Lengths are mixed, so that batches are padded; each third sequence has its last label wrong, each sixth two."""
-    model = Labeller(lambda row, position, length: row % 3 == 0 and position in (length - 1, 0 if row % 6 == 0 else -1))
+    """Lengths are mixed, so that batches are padded; each third sequence has its last label wrong,
+    each sixth two."""
+    model = Labeller(
+        lambda row, position, length: (
+            row % 3 == 0 and position in (length - 1, 0 if row % 6 == 0 else -1)
+        )
+    )
     examples = [CYCLIC.example("test", index) for index in range(12)]
     assert len({example.length for example in examples}) > 3
     symbols = sum(example.length for example in examples)
@@ -237,7 +272,9 @@ def test_only_the_label_of_the_same_position_is_right() -> None:
     """Labels that come a position late, as a generating model's would, are wrong."""
     late = Labeller()
     original = late.forward
-    late.forward = lambda **inputs: type("Output", (), {"logits": original(**inputs).logits.roll(1, dims=1)})  # type: ignore
+    late.forward = lambda **inputs: type(
+        "Output", (), {"logits": original(**inputs).logits.roll(1, dims=1)}
+    )  # type: ignore
     (result,) = accuracy_by_length(late, SYMBOLS, CYCLIC, [9], examples=20)
     assert result.correct == 0 and result.symbol_share is not None and result.symbol_share < 0.1
 
@@ -250,13 +287,19 @@ def test_a_padded_hosted_model_labels_as_its_rows_alone() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.4 * torch.randn(parameter.shape, generator=generator))
-    found = [accuracy_by_length(model, tokenizer, recipe.task, examples=24, batch=batch) for batch in (1, 5, 24)]
+    found = [
+        accuracy_by_length(model, tokenizer, recipe.task, examples=24, batch=batch)
+        for batch in (1, 5, 24)
+    ]
     assert found[0] == found[1] == found[2]
     assert 0 < (found[0][0].right_symbols or 0) < (found[0][0].symbols or 0)
 
 
 def test_nothing_is_sampled_for_labels_and_text_has_neither(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"temperature is 0\.5, but nothing is sampled for group_tracking; leave it out"):
+    with pytest.raises(
+        ConfigError,
+        match=r"temperature is 0\.5, but nothing is sampled for group_tracking; leave it out",
+    ):
         accuracy_by_length(Labeller(), SYMBOLS, CYCLIC, [5], temperature=0.5)
     path = tmp_path / "a.txt"
     path.write_text("0123\n" * 30)
@@ -275,8 +318,13 @@ def test_results_are_added_up() -> None:
 
 def test_more_than_the_model_can_read_is_refused(hosted: Any) -> None:
     assert hosted.config.max_position_embeddings == 64
-    accuracy_by_length(hosted, TOKENIZER, PARITY, [61], 2)  # a sign after the digits, and an answer of up to three tokens
-    with pytest.raises(DataError, match=r"example 0, '[01]{62}=', takes 65 tokens .* but the model reads 64 at most"):
+    accuracy_by_length(
+        hosted, TOKENIZER, PARITY, [61], 2
+    )  # a sign after the digits, and an answer of up to three tokens
+    with pytest.raises(
+        DataError,
+        match=r"example 0, '[01]{62}=', takes 65 tokens .* but the model reads 64 at most",
+    ):
         accuracy_by_length(hosted, TOKENIZER, PARITY, [62], 2)
     task = GroupTracking(group="S3", min_length=8, max_length=80)
     tokenizer = character_tokenizer(task.characters())

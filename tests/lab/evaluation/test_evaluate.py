@@ -24,7 +24,9 @@ from undertow.lab.training.run import load_recipe
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with two seeds that has learnt to answer with a digit, mostly."""
     recipe = tiny.recipe(
-        tmp_path_factory.mktemp("runs"), recurrence=tiny.TURBOCONN, training={"steps": 12, "save_every": None}
+        tmp_path_factory.mktemp("runs"),
+        recurrence=tiny.TURBOCONN,
+        training={"steps": 12, "save_every": None},
     )
     for seed in (0, 1):
         folder = train(recipe, seed)
@@ -58,7 +60,15 @@ def test_several_seeds_are_pooled(finished: Path) -> None:
         assert (first["length"], first["temperature"]) == (second["length"], second["temperature"])
         correct, total = first["correct"] + second["correct"], first["total"] + second["total"]
         decoding = "greedy" if first["temperature"] == 0 else "temperature 1"
-        expected.append([str(first["length"]), decoding, str(correct), str(total), f"{100 * correct / total:.1f}%"])
+        expected.append(
+            [
+                str(first["length"]),
+                decoding,
+                str(correct),
+                str(total),
+                f"{100 * correct / total:.1f}%",
+            ]
+        )
     assert cells(text) == expected
     assert [row[:2] for row in expected] == [
         ["6", "greedy"],
@@ -87,7 +97,9 @@ def test_overrides_change_the_evaluation_and_not_the_run(finished: Path) -> None
     after = load_recipe(path, [])  # what stands in accuracy.json is what its recipe says
     assert (after.evaluation.lengths, after.evaluation.examples) == ((7, 9, 10), 3)
     assert dataclasses.replace(after, evaluation=before.evaluation) == before
-    with pytest.raises(ConfigError, match=r"unknown key evaluation\.length; did you mean 'lengths'"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key evaluation\.length; did you mean 'lengths'"
+    ):
         evaluate(finished, ["--evaluation.length=[7]"])
     with pytest.raises(DataError, match="length 2 falls in the test split"):
         evaluate(finished, ["--evaluation.lengths=[2]"])
@@ -97,9 +109,14 @@ def test_overrides_change_the_evaluation_and_not_the_run(finished: Path) -> None
 def test_another_task_has_a_figure_of_its_own(finished: Path) -> None:
     evaluate(finished, [])
     own = (finished / "accuracy.png").read_bytes()
-    evaluate(finished, ["--task={kind: parity, template: bare, max_length: 12}", "--evaluation.lengths=[9]"])
+    evaluate(
+        finished,
+        ["--task={kind: parity, template: bare, max_length: 12}", "--evaluation.lengths=[9]"],
+    )
     assert (finished / "accuracy.png").read_bytes() == own
-    assert (finished / "accuracy-parity.png").is_file() and (finished / "seed-0" / "accuracy-parity.json").is_file()
+    assert (finished / "accuracy-parity.png").is_file() and (
+        finished / "seed-0" / "accuracy-parity.json"
+    ).is_file()
 
 
 def test_without_lengths_there_is_no_figure(finished: Path) -> None:
@@ -145,7 +162,10 @@ def test_a_run_on_labels_is_trained_and_evaluated(tmp_path: Path) -> None:
         assert row[2:4] == [str(first["correct"] + second["correct"]), "32"]
         assert row[5] == f"{100 * right / symbols:.1f}%"
     assert (folder.parent / "accuracy.png").is_file()
-    with pytest.raises(ConfigError, match=r"evaluation\.temperature is set, but nothing is generated for group_tracking"):
+    with pytest.raises(
+        ConfigError,
+        match=r"evaluation\.temperature is set, but nothing is generated for group_tracking",
+    ):
         evaluate(folder, ["--evaluation.temperature=1"])
 
 
@@ -167,7 +187,16 @@ def test_a_run_on_text_is_trained_and_evaluated(tmp_path: Path) -> None:
     assert found["tokens"] == 5 * 15 and found["windows"] == 5
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
     assert found["loss"] == pytest.approx(losses[-1], rel=0.3)
-    assert cells(text) == [["seed-0", f"{found['loss']:.4f}", f"{found['perplexity']:.3f}", "75", "5", str(found["of"])]]
+    assert cells(text) == [
+        [
+            "seed-0",
+            f"{found['loss']:.4f}",
+            f"{found['perplexity']:.3f}",
+            "75",
+            "5",
+            str(found["of"]),
+        ]
+    ]
     assert sorted(each.name for each in folder.parent.iterdir()) == ["seed-0"]
     assert not (folder / "accuracy.json").exists()
     assert set(continue_prompt(folder, "12", 8, 0)) <= set("0123456789\n")
@@ -175,7 +204,9 @@ def test_a_run_on_text_is_trained_and_evaluated(tmp_path: Path) -> None:
     other.write_text("".join(f"{number**3}\n" for number in range(400)))
     assert cells(evaluate(folder, [f"--task.files=[{other}]"]))[0][1] != f"{found['loss']:.4f}"
     assert json.loads((folder / "loss-text.json").read_text())["loss"] != found["loss"]
-    assert json.loads((folder / "loss.json").read_text()) == found, "the run's own results are another file's"
+    assert json.loads((folder / "loss.json").read_text()) == found, (
+        "the run's own results are another file's"
+    )
     path.unlink()
     with pytest.raises(DataError, match=r"squares\.txt cannot be read"):
         evaluate(folder, [])
@@ -206,7 +237,9 @@ def test_samples_differ_and_greedy_answers_do_not(trained: Path) -> None:
         (("1", 5, -1.0), ConfigError, "temperature is -1.0; use 0 for greedy answers, or more"),
     ],
 )
-def test_prompts_that_make_no_sense(trained: Path, arguments: Any, error: type[Exception], expected: str) -> None:
+def test_prompts_that_make_no_sense(
+    trained: Path, arguments: Any, error: type[Exception], expected: str
+) -> None:
     with pytest.raises(error, match=expected):
         continue_prompt(trained, *arguments)
 
@@ -228,7 +261,11 @@ def test_demo_trains_and_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     text = demo(tmp_path, examples=4)
     assert text.rstrip().endswith(f"Figure: {tmp_path / 'demo.png'}")
     rows = cells(text)
-    assert [row[0] for row in rows] == list(demo_module.MODELS) == ["Transformer", "TurboConn", "T²MLR"]
+    assert (
+        [row[0] for row in rows]
+        == list(demo_module.MODELS)
+        == ["Transformer", "TurboConn", "T²MLR"]
+    )
     assert (tmp_path / "demo.md").read_text().strip() in text
     assert image.imread(tmp_path / "demo.png").size
     found = json.loads((tmp_path / "demo.json").read_text())
@@ -252,20 +289,40 @@ def test_demo_trains_and_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_file_is_read_and_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     training = {"steps": 2, "save_every": None}
     task = {"kind": "arithmetic", "template": "bare", "max_operands": 4}
-    folder = train(tiny.recipe(tmp_path, task=task, training=training, evaluation={"lengths": [4]}), 0)
+    folder = train(
+        tiny.recipe(tmp_path, task=task, training=training, evaluation={"lengths": [4]}), 0
+    )
     rows = [{"input": f"(({a} + -2) - (3 * 1)) =", "target": str(a - 5)} for a in range(10)] * 30
     bench, problems = tmp_path / "bbh.json", tmp_path / "gsm8k.jsonl"
     bench.write_text(json.dumps({"examples": rows}))
     problems.write_text(json.dumps({"question": "(1+2)=", "answer": "#### 3"}))
 
-    assert main(["eval", str(folder), "--task=bbh-arithmetic", "--task.template=bare", f"--data={bench}"]) == 0
+    assert (
+        main(
+            [
+                "eval",
+                str(folder),
+                "--task=bbh-arithmetic",
+                "--task.template=bare",
+                f"--data={bench}",
+            ]
+        )
+        == 0
+    )
     ((length, decoding, right, total, _),) = cells(capsys.readouterr().out)
     assert (length, decoding, total) == ("all", "greedy", "300")
     (result,) = json.loads((folder / "accuracy-bbh-arithmetic-bbh.json").read_text())
     assert result["correct"] == int(right) and int(right) < 300
     assert not (folder / "accuracy.json").exists(), "the run's own results are another file's"
 
-    arguments = ["eval", str(folder), "--task=bbh-arithmetic", "--task.template=bare", "--data", str(bench)]
+    arguments = [
+        "eval",
+        str(folder),
+        "--task=bbh-arithmetic",
+        "--task.template=bare",
+        "--data",
+        str(bench),
+    ]
     assert main([*arguments, "--evaluation.examples=7"]) == 0
     assert cells(capsys.readouterr().out)[0][3] == "7"
     assert main(["eval", str(folder), "--task=gsm8k", f"--data={problems}"]) == 2

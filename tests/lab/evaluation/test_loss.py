@@ -38,7 +38,9 @@ class Constant(nn.Module):
         super().__init__()
         self.logits, self.device = probabilities.log(), torch.device("cpu")
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, use_cache: bool) -> Any:
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, use_cache: bool
+    ) -> Any:
         assert not use_cache and not self.training and not torch.is_grad_enabled()
         return type("Output", (), {"logits": self.logits.expand(*input_ids.shape, -1)})
 
@@ -62,7 +64,10 @@ def hosted(task: Text) -> Any:
 def test_every_predicted_token_counts_alike(task: Text, tokenizer: Any) -> None:
     probabilities = torch.arange(1.0, len(tokenizer) + 1)
     probabilities /= probabilities.sum()
-    windows = [task.encode("test", index, tokenizer)["input_ids"] for index in range(task.size("test", tokenizer))]
+    windows = [
+        task.encode("test", index, tokenizer)["input_ids"]
+        for index in range(task.size("test", tokenizer))
+    ]
     assert len(windows[-1]) < 16, "no last window is shorter"
     predicted = [token for window in windows for token in window[1:]]
     expected = -sum(math.log(probabilities[token]) for token in predicted) / len(predicted)
@@ -70,14 +75,22 @@ def test_every_predicted_token_counts_alike(task: Text, tokenizer: Any) -> None:
         model = Constant(probabilities).train()
         found = loss_per_token(model, tokenizer, task, batch=batch)
         assert found.loss == pytest.approx(expected, rel=1e-5)
-        assert (found.tokens, found.windows, found.of) == (len(predicted), len(windows), len(windows))
+        assert (found.tokens, found.windows, found.of) == (
+            len(predicted),
+            len(windows),
+            len(windows),
+        )
         assert found.perplexity == pytest.approx(math.exp(expected), rel=1e-5)
         assert model.training
-    assert loss_per_token(Constant(probabilities), tokenizer, task, split="valid").loss != pytest.approx(expected)
+    assert loss_per_token(
+        Constant(probabilities), tokenizer, task, split="valid"
+    ).loss != pytest.approx(expected)
 
 
 def test_no_more_windows_than_asked_for(task: Text, tokenizer: Any) -> None:
-    found = loss_per_token(Constant(torch.ones(len(tokenizer)) / len(tokenizer)), tokenizer, task, examples=2)
+    found = loss_per_token(
+        Constant(torch.ones(len(tokenizer)) / len(tokenizer)), tokenizer, task, examples=2
+    )
     assert (found.tokens, found.windows, found.of) == (30, 2, task.size("test", tokenizer))
     assert found.perplexity == pytest.approx(len(tokenizer), rel=1e-5)
 
@@ -91,8 +104,12 @@ def test_it_is_the_models_own_loss_with_exact_states(task: Text, tokenizer: Any)
     found = loss_per_token(model, tokenizer, task, examples=4, batch=3)
     assert found.loss == pytest.approx(expected, rel=1e-5)
     set_solver(model, Jacobi(1, 1))
-    assert float(model(ids, labels=ids, use_cache=False).loss.detach()) != pytest.approx(expected, rel=1e-3)
-    assert loss_per_token(model, tokenizer, task, examples=4).loss == pytest.approx(expected, rel=1e-5)
+    assert float(model(ids, labels=ids, use_cache=False).loss.detach()) != pytest.approx(
+        expected, rel=1e-3
+    )
+    assert loss_per_token(model, tokenizer, task, examples=4).loss == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_a_task_without_an_end_is_refused(tokenizer: Any) -> None:
@@ -101,7 +118,12 @@ def test_a_task_without_an_end_is_refused(tokenizer: Any) -> None:
 
 
 def test_table() -> None:
-    rows = loss_table({"seed-0": Loss(math.log(2), 100, 3, 7), "seed-1": Loss(0.0, 5, 1, 1)}).splitlines()
+    rows = loss_table(
+        {"seed-0": Loss(math.log(2), 100, 3, 7), "seed-1": Loss(0.0, 5, 1, 1)}
+    ).splitlines()
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert cells[0] == ["model", "loss", "perplexity", "tokens", "windows", "of"]
-    assert cells[2:] == [["seed-0", "0.6931", "2.000", "100", "3", "7"], ["seed-1", "0.0000", "1.000", "5", "1", "1"]]
+    assert cells[2:] == [
+        ["seed-0", "0.6931", "2.000", "100", "3", "7"],
+        ["seed-1", "0.0000", "1.000", "5", "1", "1"],
+    ]

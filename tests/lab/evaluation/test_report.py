@@ -27,7 +27,9 @@ def test_table_of_nothing() -> None:
 
 
 def test_accuracy_table_tells_length_and_decoding() -> None:
-    text = accuracy_table([Accuracy(8, 0.0, 2, 3), Accuracy(8, 0.7, 1, 3), Accuracy(None, 1.0, 3, 3)])
+    text = accuracy_table(
+        [Accuracy(8, 0.0, 2, 3), Accuracy(8, 0.7, 1, 3), Accuracy(None, 1.0, 3, 3)]
+    )
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     assert rows[0] == ["length", "decoding", "right", "of", "accuracy"]
     assert rows[2:] == [
@@ -41,11 +43,19 @@ def test_accuracy_by_symbol_has_a_column_where_there_is_any() -> None:
     text = accuracy_table([Accuracy(8, 0.0, 1, 3, 20, 24), Accuracy(16, 0.0, 0, 3)])
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     assert rows[0] == ["length", "decoding", "right", "of", "accuracy", "by symbol"]
-    assert rows[2:] == [["8", "greedy", "1", "3", "33.3%", "83.3%"], ["16", "greedy", "0", "3", "0.0%", ""]]
+    assert rows[2:] == [
+        ["8", "greedy", "1", "3", "33.3%", "83.3%"],
+        ["16", "greedy", "0", "3", "0.0%", ""],
+    ]
 
 
 def test_percent() -> None:
-    assert [percent(share) for share in (0, 0.5, 0.9996, 1)] == ["0.0%", "50.0%", "100.0%", "100.0%"]
+    assert [percent(share) for share in (0, 0.5, 0.9996, 1)] == [
+        "0.0%",
+        "50.0%",
+        "100.0%",
+        "100.0%",
+    ]
 
 
 @pytest.mark.parametrize("marked", [True, False])
@@ -69,4 +79,6 @@ def test_a_figure_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
     first = path.read_bytes()
     accuracy_figure({"a": CURVE[:2]}, path, "another", "bits")
     assert path.read_bytes() != first
-    accuracy_figure({f"seed-{i}": CURVE for i in range(20)}, path, "more curves than markers", "bits")
+    accuracy_figure(
+        {f"seed-{i}": CURVE for i in range(20)}, path, "more curves than markers", "bits"
+    )

@@ -1,4 +1,5 @@
-"""Eliminated choices and expected accuracy against models whose probabilities are known, and against sampling."""
+"""Eliminated choices and expected accuracy against models whose probabilities are known, and
+against sampling."""
 
 import json
 import math
@@ -27,14 +28,22 @@ DIGITS = "0123456789"
 
 
 class Known(nn.Module):
-    """Gives every completion's tokens the same known probabilities whatever the prompt: the digits', and an end's."""
+    """Gives every completion's tokens the same known probabilities whatever the prompt: the
+    digits', and an end's."""
 
-    def __init__(self, task: MultiStepArithmetic, digits: list[float], end: float = 1.0, blank: float = 1.0) -> None:
+    def __init__(
+        self, task: MultiStepArithmetic, digits: list[float], end: float = 1.0, blank: float = 1.0
+    ) -> None:
         super().__init__()
         self.tokenizer = character_tokenizer(task.characters())
         self.device = torch.device("cpu")
-        tokens = {name: self.tokenizer.convert_tokens_to_ids(name) for name in self.tokenizer.get_vocab()}
-        rows = {"digit": dict(zip(DIGITS, digits, strict=True)), "end": {"<eos>": end, "<pad>": 1 - end}}
+        tokens = {
+            name: self.tokenizer.convert_tokens_to_ids(name) for name in self.tokenizer.get_vocab()
+        }
+        rows = {
+            "digit": dict(zip(DIGITS, digits, strict=True)),
+            "end": {"<eos>": end, "<pad>": 1 - end},
+        }
         rows["blank"] = {" ": blank, "(": 1 - blank} if " " in tokens else {}
         self.rows = {name: torch.full((len(tokens),), -1e9) for name in rows}
         for name, row in rows.items():
@@ -42,11 +51,15 @@ class Known(nn.Module):
                 self.rows[name][tokens[token]] = math.log(probability) if probability > 0 else -1e9
         self.paper = task.template == "paper"
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, use_cache: bool) -> Any:
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, use_cache: bool
+    ) -> Any:
         logits = torch.zeros(*input_ids.shape, len(self.rows["digit"]))
         for row, length in enumerate(attention_mask.sum(1).tolist()):
             places = ["blank", "digit", "end"] if self.paper else ["digit", "end"]
-            for place, name in zip(range(length - len(places) - 1, length - 1), places, strict=True):
+            for place, name in zip(
+                range(length - len(places) - 1, length - 1), places, strict=True
+            ):
                 logits[row, place] = self.rows[name]
         return SimpleNamespace(logits=logits)
 
@@ -63,7 +76,12 @@ def answers(task: MultiStepArithmetic) -> list[int]:
 @pytest.mark.parametrize("task", [BARE, PAPER], ids=["bare", "paper"])
 def test_a_model_that_knows_nothing_rules_nothing_out(task: MultiStepArithmetic) -> None:
     found = measure(Known(task, [0.1] * 10), task)
-    assert (found.eliminated, found.right_eliminated, found.examples, found.length) == (0, 0, 40, None)
+    assert (found.eliminated, found.right_eliminated, found.examples, found.length) == (
+        0,
+        0,
+        40,
+        None,
+    )
     assert found.expected == {1.0: pytest.approx(0.1), 0.01: pytest.approx(0.1)}
 
 
@@ -82,7 +100,12 @@ def test_the_threshold_is_a_thousandth() -> None:
     below, above = [0.0009] * 5, [0.0011] * 4
     found = measure(Known(BARE, [1 - sum(below) - sum(above), *below, *above]), BARE)
     assert found.eliminated == 5
-    assert measure(Known(BARE, [1 - sum(below) - sum(above), *below, *above]), BARE, threshold=0.01).eliminated == 9
+    assert (
+        measure(
+            Known(BARE, [1 - sum(below) - sum(above), *below, *above]), BARE, threshold=0.01
+        ).eliminated
+        == 9
+    )
 
 
 def test_blank_and_end_count() -> None:
@@ -92,8 +115,12 @@ def test_blank_and_end_count() -> None:
     found = measure(Known(PAPER, digits, end=0.8, blank=0.5), PAPER)
     assert found.expected[1.0] == pytest.approx(0.5 * 0.8 * mean)
     assert found.eliminated == 0
-    assert measure(Known(PAPER, digits, blank=0.05), PAPER).eliminated == 9, "0.05 * 0.1 / 9 is under a thousandth"
-    assert measure(Known(PAPER, digits, end=0.3), PAPER).greedy == 0, "it would go on after the answer"
+    assert measure(Known(PAPER, digits, blank=0.05), PAPER).eliminated == 9, (
+        "0.05 * 0.1 / 9 is under a thousandth"
+    )
+    assert measure(Known(PAPER, digits, end=0.3), PAPER).greedy == 0, (
+        "it would go on after the answer"
+    )
 
 
 def test_choices_of_several_tokens_are_refused() -> None:
@@ -102,7 +129,9 @@ def test_choices_of_several_tokens_are_refused() -> None:
             return ("10", "21")
 
     task = Wide(template="bare", max_operands=3)
-    with pytest.raises(ConfigError, match="this tokenizer writes the choices 10, 21 in more than one token each"):
+    with pytest.raises(
+        ConfigError, match="this tokenizer writes the choices 10, 21 in more than one token each"
+    ):
         measure(Known(task, [0.1] * 10), task)
     with pytest.raises(ConfigError, match="the answers of gsm8k are not one of a few choices"):
         measure_choices(None, character_tokenizer("1"), GSM8K())
@@ -115,8 +144,13 @@ def cells(text: str) -> list[list[str]]:
 
 def test_a_row_is_the_mean_over_seeds_with_the_range() -> None:
     one, two = Choices(4, 10, 2.0, 0.1, 0.5, {1.0: 0.4}), Choices(4, 10, 3.0, 0.3, 1.0, {1.0: 0.8})
-    header, _, first, second = cells(choices_table([Chosen("both", 10, [[one], [two]]), Chosen("single", 2, [[one]])]))
-    assert header[:6] == ["run", "seeds", "length", "of", "choices", "eliminated"] and header[-1] == "expected at 1"
+    header, _, first, second = cells(
+        choices_table([Chosen("both", 10, [[one], [two]]), Chosen("single", 2, [[one]])])
+    )
+    assert (
+        header[:6] == ["run", "seeds", "length", "of", "choices", "eliminated"]
+        and header[-1] == "expected at 1"
+    )
     assert first[:6] == ["both", "2", "4", "20", "10", "2.500 (2.000 - 3.000)"]
     assert first[6:] == ["20.0% (10.0% - 30.0%)", "75.0% (50.0% - 100.0%)", "60.0% (40.0% - 80.0%)"]
     assert second == ["single", "1", "4", "10", "2", "2.000", "10.0%", "50.0%", "40.0%"]
@@ -145,7 +179,9 @@ def test_expected_accuracy_is_what_sampling_gives(trained: Path) -> None:
     found = measure_choices(model, tokenizer, task, [7, 8], examples=8)
     for one in found:
         drawn = [
-            accuracy_by_length(model, tokenizer, task, [one.length or 0], 8, 8, temperature=1.0, seed=seed)[0].share
+            accuracy_by_length(
+                model, tokenizer, task, [one.length or 0], 8, 8, temperature=1.0, seed=seed
+            )[0].share
             for seed in range(60)
         ]
         mean = sum(drawn) / len(drawn)

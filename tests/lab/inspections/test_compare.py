@@ -24,7 +24,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     training = {"steps": 3, "save_every": None, "bucket_by_length": False}
     evaluation = {"lengths": [8, 9], "examples": 8, "temperature": 1.0}
     task = {"kind": "parity", "template": "bare", "min_length": 8, "max_length": 8}
-    for name, recurrence, seeds in (("plain", None, (0,)), ("lag-4", tiny.TURBOCONN | {"lag": 4}, (0, 1))):
+    for name, recurrence, seeds in (
+        ("plain", None, (0,)),
+        ("lag-4", tiny.TURBOCONN | {"lag": 4}, (0, 1)),
+    ):
         recipe = tiny.recipe(
             folder,
             name=name,
@@ -46,17 +49,28 @@ def runs(trained: Path, tmp_path: Path) -> Path:
 
 
 def write_accuracy(folder: Path, shares: dict[int, float]) -> None:
-    rows = [{"length": n, "temperature": 0.0, "correct": int(100 * s), "total": 100} for n, s in shares.items()]
+    rows = [
+        {"length": n, "temperature": 0.0, "correct": int(100 * s), "total": 100}
+        for n, s in shares.items()
+    ]
     (folder / "accuracy.json").write_text(json.dumps(rows))
 
 
 def cells(text: str) -> list[list[str]]:
-    return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return [
+        [c.strip() for c in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
 
 
 def test_a_run_logs_how_long_its_batches_were(runs: Path) -> None:
     for name, groups in (("plain", 1), ("lag-4", 3)):
-        (end,) = [entry for entry in read_log(runs / name / "seed-0" / "log.jsonl") if entry.get("event") == "end"]
+        (end,) = [
+            entry
+            for entry in read_log(runs / name / "seed-0" / "log.jsonl")
+            if entry.get("event") == "end"
+        ]
         assert (end["tokens"], end["groups"]) == (11, groups)
 
 
@@ -64,12 +78,31 @@ def test_latency(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(runs / name) for name in ("lag-4", "plain")]
     assert main(["inspect", "latency", *paths]) == 0
     header, _, turboconn, plain = cells(capsys.readouterr().out)
-    assert header == ["run", "seeds", "tokens", "recursions", "s a step", "x Transformer", "greedy", "at temperature 1"]
-    assert turboconn[:4] == ["lag-4", "2", "11.00", "3.00"] and plain[:4] == ["plain", "1", "11.00", "1.00"]
+    assert header == [
+        "run",
+        "seeds",
+        "tokens",
+        "recursions",
+        "s a step",
+        "x Transformer",
+        "greedy",
+        "at temperature 1",
+    ]
+    assert turboconn[:4] == ["lag-4", "2", "11.00", "3.00"] and plain[:4] == [
+        "plain",
+        "1",
+        "11.00",
+        "1.00",
+    ]
     assert plain[5] == "1.00"
-    found = {entry["run"]: entry for entry in json.loads((runs / "lag-4" / "latency.json").read_text())}
+    found = {
+        entry["run"]: entry for entry in json.loads((runs / "lag-4" / "latency.json").read_text())
+    }
     ratio = found["lag-4"]["seconds_per_step"] / found["plain"]["seconds_per_step"]
-    assert found["lag-4"]["over_transformer"] == pytest.approx(ratio) and turboconn[5] == f"{ratio:.2f}"
+    assert (
+        found["lag-4"]["over_transformer"] == pytest.approx(ratio)
+        and turboconn[5] == f"{ratio:.2f}"
+    )
     greedy = [
         entry["correct"] / entry["total"]
         for seed in (0, 1)
@@ -79,12 +112,16 @@ def test_latency(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     by_seed = found["lag-4"]["accuracy_by_seed"]["0.0"]
     assert by_seed == pytest.approx([sum(greedy[:2]) / 2, sum(greedy[2:]) / 2])
     low, high = min(by_seed), max(by_seed)
-    assert turboconn[6] == (f"{sum(greedy) / 4:.1%}" + (f" ({low:.1%} - {high:.1%})" if low < high else ""))
+    assert turboconn[6] == (
+        f"{sum(greedy) / 4:.1%}" + (f" ({low:.1%} - {high:.1%})" if low < high else "")
+    )
     with pytest.raises(ConfigError, match="none of these runs is without a recurrence"):
         compare_latency([runs / "lag-4"], runs)
 
 
-def test_the_folder_of_a_study_stands_for_its_runs_in_its_order(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_of_a_study_stands_for_its_runs_in_its_order(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     axes = {"model": {"plain": {}, "lag-4": {"recurrence": tiny.TURBOCONN | {"lag": 4}}}}
     study = {"name": "grid", "recipe": {"task": "parity"}, "axes": axes}
     (runs / "summary.json").write_text(json.dumps({"study": study}))
@@ -102,7 +139,9 @@ def test_another_solver_has_no_recursions(runs: Path) -> None:
         recipe = folder / "recipe.yaml"
         text = recipe.read_text()
         assert "kind: sequential" in text
-        recipe.write_text(text.replace("kind: sequential", "kind: scan").replace("  gradient: full\n", ""))
+        recipe.write_text(
+            text.replace("kind: sequential", "kind: scan").replace("  gradient: full\n", "")
+        )
     row = cells(compare_latency([runs / "plain", runs / "lag-4"], runs))[3]
     assert row[0] == "lag-4" and row[3] == "-"
 
@@ -112,7 +151,13 @@ def test_lengths(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     write_accuracy(runs / "lag-4" / "seed-0", {8: 1.0, 16: 1.0, 24: 1.0, 32: 0.9})
     write_accuracy(runs / "lag-4" / "seed-1", {8: 1.0, 16: 1.0, 24: 0.8, 32: 1.0})
     output = tmp_path / "together"
-    arguments = ["inspect", "lengths", str(runs / "plain"), str(runs / "lag-4"), f"--output={output}"]
+    arguments = [
+        "inspect",
+        "lengths",
+        str(runs / "plain"),
+        str(runs / "lag-4"),
+        f"--output={output}",
+    ]
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert "Seeds: plain: 1, lag-4: 2" in text

@@ -1,4 +1,5 @@
-"""What the iterations of a recurrent-depth model do: lens, exits, convergence, path independence, trajectories."""
+"""What the iterations of a recurrent-depth model do: lens, exits, convergence, path independence,
+trajectories."""
 
 import json
 import math
@@ -26,7 +27,11 @@ from undertow.lab.inspections.depth import (
 from undertow.lab.inspections.inspect_depth import inspect_depth
 from undertow.lab.training.run import train
 
-MODELS = {"native": small, "looped": lambda: looped("llama"), "whole": lambda: looped("llama", "whole")}
+MODELS = {
+    "native": small,
+    "looped": lambda: looped("llama"),
+    "whole": lambda: looped("llama", "whole"),
+}
 
 
 def batch() -> dict[str, torch.Tensor]:
@@ -59,7 +64,9 @@ def test_exits(kind: str) -> None:
     assert never.mean_depth == 5 and never.histogram == (0, 0, 0, 0, 12)
     assert script.mean_depth == 2 and script.histogram == (0, 12, 0, 0, 0)
     losses = loss_by_depth(model, inputs, (2, 5))
-    assert math.isclose(never.loss, losses[5], rel_tol=1e-5) and math.isclose(script.loss, losses[2], rel_tol=1e-5)
+    assert math.isclose(never.loss, losses[5], rel_tol=1e-5) and math.isclose(
+        script.loss, losses[2], rel_tol=1e-5
+    )
 
 
 def test_convergence_and_path_independence() -> None:
@@ -112,7 +119,15 @@ def test_inspect(tmp_path: Path) -> None:
     assert "3 (trained mean)" in text and "latent-difference" in text and "r=3" in text
     output = folder / "depth"
     assert {path.name for path in output.iterdir()} == {
-        *("depth.json", "depth.md", "loss.png", "accuracy.png", "exits.png", "convergence.png", "trajectories.png")
+        *(
+            "depth.json",
+            "depth.md",
+            "loss.png",
+            "accuracy.png",
+            "exits.png",
+            "convergence.png",
+            "trajectories.png",
+        )
     }
     results = json.loads((output / "depth.json").read_text())
     assert set(results["loss_by_depth"]) == {"1", "2", "3", "4", "6", "12"}
@@ -132,4 +147,6 @@ def test_inspect_scores_a_label_at_every_position(tmp_path: Path) -> None:
     folder = train(recipe(tmp_path, task=task, evaluation={"lengths": [6]}, depth=depth), 0)
     inspect_depth(folder, 8)
     found = json.loads((folder / "depth" / "depth.json").read_text())["accuracy_by_depth"]
-    assert set(found) == {"1", "2", "3", "4", "8"} and all(0 <= share <= 1 for share in found.values())
+    assert set(found) == {"1", "2", "3", "4", "8"} and all(
+        0 <= share <= 1 for share in found.values()
+    )

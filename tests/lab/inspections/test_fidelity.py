@@ -1,4 +1,5 @@
-"""Fidelity: what equals the rollout is called enough, what does not is not, and the model is left as it was."""
+"""Fidelity: what equals the rollout is called enough, what does not is not, and the model is left
+as it was."""
 
 from __future__ import annotations
 
@@ -23,11 +24,18 @@ def test_settings_run_to_their_end_are_faithful_and_short_ones_are_not() -> None
     found = measure_fidelity(
         model,
         batch(),
-        {"to the end": Scan(9, 9), "adjoint to the end": Sequential("adjoint(9)"), "short": Sequential("adjoint(0)")},
+        {
+            "to the end": Scan(9, 9),
+            "adjoint to the end": Sequential("adjoint(9)"),
+            "short": Sequential("adjoint(0)"),
+        },
     )
     exact, end, adjoint, short = found
     for one in (end, adjoint):
-        assert abs(one.loss_error) < 1e-9 and min(one.cosine_all, one.cosine_pathway, one.cosine_layer) > 1 - 1e-9
+        assert (
+            abs(one.loss_error) < 1e-9
+            and min(one.cosine_all, one.cosine_pathway, one.cosine_layer) > 1 - 1e-9
+        )
         assert one.enough
     assert not short.enough and short.cosine_pathway < end.cosine_pathway - 1e-3
     assert recommendation(found).startswith(("to the end", "adjoint to the end"))

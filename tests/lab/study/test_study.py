@@ -1,4 +1,5 @@
-"""Studies: the grid, what is found before anything trains, what is made of the runs, and going on after an interruption."""
+"""Studies: the grid, what is found before anything trains, what is made of the runs, and going on
+after an interruption."""
 
 from __future__ import annotations
 
@@ -25,7 +26,15 @@ from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.lab.evaluation import study as study_module
 from undertow.lab.evaluation.figures import curves_figure
 from undertow.lab.evaluation.run import evaluate
-from undertow.lab.study.study import Finding, Study, end_with_parent, finding, findings_table, study, train_and_evaluate
+from undertow.lab.study.study import (
+    Finding,
+    Study,
+    end_with_parent,
+    finding,
+    findings_table,
+    study,
+    train_and_evaluate,
+)
 from undertow.lab.training.log import read_log
 from undertow.lab.training.run import load_recipe, run_folder
 
@@ -34,10 +43,23 @@ RECIPE: dict[str, Any] = {
     "task": {"kind": "parity", "template": "bare", "max_length": 8},
     "solver": "sequential",
     "model": {"layers": 1, "width": 16, "heads": 2, "positions": 64},
-    "training": {"steps": 2, "batch": 2, "log_every": 1, "evaluate_every": 1, "evaluate_examples": 4, "save_every": 1},
+    "training": {
+        "steps": 2,
+        "batch": 2,
+        "log_every": 1,
+        "evaluate_every": 1,
+        "evaluate_examples": 4,
+        "save_every": 1,
+    },
     "evaluation": {"lengths": [6], "examples": 4},
 }
-TURBOCONN: dict[str, Any] = {"kind": "turboconn", "connections": [[0, 0]], "lag": 1, "alpha": 1.0, "rank": 4}
+TURBOCONN: dict[str, Any] = {
+    "kind": "turboconn",
+    "connections": [[0, 0]],
+    "lag": 1,
+    "alpha": 1.0,
+    "rank": 4,
+}
 AXES: dict[str, Any] = {
     "recurrence": {"none": {}, "TurboConn": {"recurrence": TURBOCONN}},
     "rate": {"fast": {"training.learning_rate": 1e-2}},
@@ -45,7 +67,14 @@ AXES: dict[str, Any] = {
 
 
 def settings(output: Path, **changes: Any) -> dict[str, Any]:
-    return {"name": "grid", "recipe": RECIPE, "axes": AXES, "seeds": [0, 1], "workers": 1, "output": str(output)} | changes
+    return {
+        "name": "grid",
+        "recipe": RECIPE,
+        "axes": AXES,
+        "seeds": [0, 1],
+        "workers": 1,
+        "output": str(output),
+    } | changes
 
 
 def grid(output: Path, **changes: Any) -> Study:
@@ -54,14 +83,18 @@ def grid(output: Path, **changes: Any) -> Study:
 
 def recipe_with(**sections: Mapping[str, Any]) -> dict[str, Any]:
     """The common recipe; a section that is given changes only the keys that it names."""
-    return RECIPE | {name: {**RECIPE.get(name, {}), **section} for name, section in sections.items()}
+    return RECIPE | {
+        name: {**RECIPE.get(name, {}), **section} for name, section in sections.items()
+    }
 
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs go on in a thread: a process of their own imports all of PyTorch."""
     monkeypatch.setattr(
-        study_module, "ProcessPoolExecutor", lambda workers, context, initializer: ThreadPoolExecutor(workers)
+        study_module,
+        "ProcessPoolExecutor",
+        lambda workers, context, initializer: ThreadPoolExecutor(workers),
     )
 
 
@@ -90,7 +123,10 @@ def rows(text: str) -> list[list[str]]:
 
 def test_the_grid_is_the_product_of_the_axes(tmp_path: Path) -> None:
     axes = {
-        "recurrence": {"T²MLR (whole)": {"recurrence": tiny.T2MLR}, "TurboConn": {"recurrence": TURBOCONN}},
+        "recurrence": {
+            "T²MLR (whole)": {"recurrence": tiny.T2MLR},
+            "TurboConn": {"recurrence": TURBOCONN},
+        },
         "solver": {
             "exact": {"solver": "sequential"},
             "scan(2,1)": {"solver": {"kind": "scan", "sweeps": 2}},
@@ -110,7 +146,9 @@ def test_the_grid_is_the_product_of_the_axes(tmp_path: Path) -> None:
     ]
     for (first, second), recipe in recipes.items():
         assert isinstance(recipe.recurrence, TurboConn) == (first == "TurboConn")
-        assert recipe.solver == {"exact": Sequential(), "scan(2,1)": Scan(2), "auto": Auto()}[second]
+        assert (
+            recipe.solver == {"exact": Sequential(), "scan(2,1)": Scan(2), "auto": Auto()}[second]
+        )
         assert recipe.training.steps == (9 if second == "auto" else 2)
         assert (recipe.seeds, recipe.output) == ((3, 5), str(tmp_path / "grid"))
         assert to_mapping(recipe.model) == to_mapping(made.variant(("TurboConn", "exact")).model)
@@ -121,17 +159,43 @@ def test_the_grid_is_the_product_of_the_axes(tmp_path: Path) -> None:
     ("recipe", "choice", "expected"),
     [
         (RECIPE, {"model.width": 32}, {"model.width": 32}),
-        (RECIPE, {"evaluation": {"lengths": [7]}}, {"evaluation.lengths": [7], "evaluation.examples": 256}),
-        (RECIPE | {"task": "parity"}, {"task.max_length": 5}, {"task.kind": "parity", "task.max_length": 5}),
-        (RECIPE, {"solver.sweeps": 4, "solver.kind": "scan"}, {"solver.kind": "scan", "solver.sweeps": 4}),
+        (
+            RECIPE,
+            {"evaluation": {"lengths": [7]}},
+            {"evaluation.lengths": [7], "evaluation.examples": 256},
+        ),
+        (
+            RECIPE | {"task": "parity"},
+            {"task.max_length": 5},
+            {"task.kind": "parity", "task.max_length": 5},
+        ),
+        (
+            RECIPE,
+            {"solver.sweeps": 4, "solver.kind": "scan"},
+            {"solver.kind": "scan", "solver.sweeps": 4},
+        ),
         (RECIPE | {"solver": "scan"}, {"solver.sweeps": 4}, {"solver.sweeps": 4}),
-        (RECIPE | {"solver": {"kind": "scan", "sweeps": 4}}, {"solver.kind": "jacobi"}, {"solver.forward": 16}),
-        (RECIPE | {"recurrence": None}, {"recurrence": TURBOCONN, "recurrence.lag": 2}, {"recurrence.lag": 2}),
+        (
+            RECIPE | {"solver": {"kind": "scan", "sweeps": 4}},
+            {"solver.kind": "jacobi"},
+            {"solver.forward": 16},
+        ),
+        (
+            RECIPE | {"recurrence": None},
+            {"recurrence": TURBOCONN, "recurrence.lag": 2},
+            {"recurrence.lag": 2},
+        ),
         (RECIPE | {"recurrence": TURBOCONN}, {"recurrence": None}, {"recurrence": None}),
-        (RECIPE, {"training.learning_rate": 1e-05, "training.evaluate_every": None}, {"training.learning_rate": 1e-5}),
+        (
+            RECIPE,
+            {"training.learning_rate": 1e-05, "training.evaluate_every": None},
+            {"training.learning_rate": 1e-5},
+        ),
     ],
 )
-def test_a_choice_sets_dotted_keys(recipe: Any, choice: Any, expected: dict[str, Any], tmp_path: Path) -> None:
+def test_a_choice_sets_dotted_keys(
+    recipe: Any, choice: Any, expected: dict[str, Any], tmp_path: Path
+) -> None:
     """As `--section.key=value` does on the command line."""
     variant = to_mapping(grid(tmp_path, recipe=recipe, axes={"a": {"b": choice}}).variant(["b"]))
     for key, value in expected.items():
@@ -156,21 +220,54 @@ def test_shipped_studies_are_grids_of_recipes(path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"axes": {"a": {"b": {"training.step": 3}}}}, "unknown key training.step; did you mean 'steps'?"),
-        ({"axes": {"a": {"b": {"trainig.steps": 3}}}}, "unknown key trainig; did you mean 'training'?"),
-        ({"axes": {"a": {"b": {"training.steps": "many"}}}}, "training.steps: expected whole number, got 'many'"),
-        ({"axes": {"a": {"b": {"training.steps.more": 3}}}}, "training.steps is 2, which has no keys"),
-        ({"axes": {"a": {"b": {"solver": {"kind": "scan", "sweeps": 0}}}}}, "solver: scan has 0 sweeps; use 1 or more"),
+        (
+            {"axes": {"a": {"b": {"training.step": 3}}}},
+            "unknown key training.step; did you mean 'steps'?",
+        ),
+        (
+            {"axes": {"a": {"b": {"trainig.steps": 3}}}},
+            "unknown key trainig; did you mean 'training'?",
+        ),
+        (
+            {"axes": {"a": {"b": {"training.steps": "many"}}}},
+            "training.steps: expected whole number, got 'many'",
+        ),
+        (
+            {"axes": {"a": {"b": {"training.steps.more": 3}}}},
+            "training.steps is 2, which has no keys",
+        ),
+        (
+            {"axes": {"a": {"b": {"solver": {"kind": "scan", "sweeps": 0}}}}},
+            "solver: scan has 0 sweeps; use 1 or more",
+        ),
         ({"axes": {"a": {"b": 3}}}, "axes.a.b: expected {text: anything, ...}, got 3"),
         ({"axes": {"a": {}}}, "axes.a is empty; give at least one choice"),
         ({"axes": {}}, "axes is empty; give at least one choice"),
-        ({"axes": {"a": {"x(1)": {}, "x-1": {}}}}, "x(1) and x-1 would share the folder x-1; give one another label"),
-        ({"axes": {"a": {"b_c": {}, "b": {}}, "d": {"e": {}, "c_e": {}}}}, "would share the folder b_c_e; give one another"),
+        (
+            {"axes": {"a": {"x(1)": {}, "x-1": {}}}},
+            "x(1) and x-1 would share the folder x-1; give one another label",
+        ),
+        (
+            {"axes": {"a": {"b_c": {}, "b": {}}, "d": {"e": {}, "c_e": {}}}},
+            "would share the folder b_c_e; give one another",
+        ),
         ({"axes": {"a": {"+": {}}}}, "name is ''"),
-        ({"recipe": RECIPE | {"name": "x"}}, "recipe.name is set, but a study sets it itself; remove it"),
-        ({"recipe": RECIPE | {"seeds": [4]}}, "recipe.seeds is set, but a study sets it itself; remove it"),
-        ({"recipe": RECIPE | {"output": "x"}}, "recipe.output is set, but a study sets it itself; remove it"),
-        ({"axes": {"a": {"b": {"seeds": [4]}}}}, "axes.a.b.seeds is set, but a study sets it itself; remove it"),
+        (
+            {"recipe": RECIPE | {"name": "x"}},
+            "recipe.name is set, but a study sets it itself; remove it",
+        ),
+        (
+            {"recipe": RECIPE | {"seeds": [4]}},
+            "recipe.seeds is set, but a study sets it itself; remove it",
+        ),
+        (
+            {"recipe": RECIPE | {"output": "x"}},
+            "recipe.output is set, but a study sets it itself; remove it",
+        ),
+        (
+            {"axes": {"a": {"b": {"seeds": [4]}}}},
+            "axes.a.b.seeds is set, but a study sets it itself; remove it",
+        ),
         ({"recipe": {}}, "missing task, which must be given"),
         ({"seeds": []}, "seeds is empty; give at least one seed"),
         ({"seeds": [1, 1]}, "seeds holds 1 twice"),
@@ -179,14 +276,21 @@ def test_shipped_studies_are_grids_of_recipes(path: Path) -> None:
         ({"name": "."}, "name is '.'; it names a folder in output"),
         ({"name": ""}, "name is ''; it names a folder in output"),
         ({"axes": {"a": {"..": {}}}}, "name is '..'; it names a folder in output"),
-        ({"axes": {str(n): {str(m): {} for m in range(10)} for n in range(9)}}, "axes and seeds make 2,000,000,000 runs"),
+        (
+            {"axes": {str(n): {str(m): {} for m in range(10)} for n in range(9)}},
+            "axes and seeds make 2,000,000,000 runs",
+        ),
         ({"seeds": [0, -1]}, "seeds holds -1; use 0 or more"),
         ({"workers": 0}, "workers is 0; use 1 or more"),
         ({"recipes": {}}, "unknown key recipes; did you mean 'recipe'?"),
     ],
 )
 def test_a_mistake_is_found_before_anything_trains(
-    changes: dict[str, Any], expected: str, tmp_path: Path, in_this_process: None, trained: list[Path]
+    changes: dict[str, Any],
+    expected: str,
+    tmp_path: Path,
+    in_this_process: None,
+    trained: list[Path],
 ) -> None:
     if "a" in changes.get("axes", {}):  # beside a choice that is right
         changes["axes"]["a"] = {"right": {}, **changes["axes"]["a"]} if changes["axes"]["a"] else {}
@@ -204,7 +308,10 @@ def test_the_folder_of_another_study_is_refused_before_anything_trains(
     trained.clear()
     summary = (tmp_path / "grid" / "summary.json").read_bytes()
     changed = recipe_with(training={"learning_rate": 0.5})
-    with pytest.raises(CheckpointError, match=r"b/seed-0 was made by another recipe, whose training.learning_rate is 0.001"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"b/seed-0 was made by another recipe, whose training.learning_rate is 0.001",
+    ):
         study(grid(tmp_path, recipe=changed, axes={"a": {"new": {}, "b": {}}}, seeds=[0]))
     assert not trained and (tmp_path / "grid" / "summary.json").read_bytes() == summary
 
@@ -227,7 +334,9 @@ def check_summary(made: Study, text: str) -> None:
         losses, shares, seconds = [], [], []
         for seed in made.seeds:
             log = read_log(folder / f"seed-{seed}" / "log.jsonl")
-            losses.append([(each["step"], each["eval_loss"]) for each in log if "eval_loss" in each])
+            losses.append(
+                [(each["step"], each["eval_loss"]) for each in log if "eval_loss" in each]
+            )
             seconds += [each["seconds_per_step"] for each in log if "seconds_per_step" in each]
             (result,) = json.loads((folder / f"seed-{seed}" / "accuracy.json").read_text())
             shares.append(result["correct"] / result["total"])
@@ -237,7 +346,10 @@ def check_summary(made: Study, text: str) -> None:
         last = [curve[-1][1] for curve in losses]
         assert found["measures"] == {"loss": last, "accuracy at 6": shares}
         assert line[-3] == f"{sum(last) / len(last):.4f} ({min(last):.4f} to {max(last):.4f})"
-        assert line[-2] == f"{100 * sum(shares) / len(shares):.1f} ({100 * min(shares):.1f} to {100 * max(shares):.1f})"
+        assert line[-2] == (
+            f"{100 * sum(shares) / len(shares):.1f} ({100 * min(shares):.1f} to "
+            f"{100 * max(shares):.1f})"
+        )
         assert line[-1] == f"{1000 * statistics.median(seconds):.0f}"
     assert image.imread(made.folder / "losses.png").ndim == 3
 
@@ -246,10 +358,19 @@ def test_a_study_in_processes_of_its_own(tmp_path: Path, capfd: pytest.CaptureFi
     made = grid(tmp_path)
     text = study(made)
     output = capfd.readouterr()
-    assert [line.partition(" ")[0] for line in output.err.splitlines()] == ["1/4", "2/4", "3/4", "4/4"]
+    assert [line.partition(" ")[0] for line in output.err.splitlines()] == [
+        "1/4",
+        "2/4",
+        "3/4",
+        "4/4",
+    ]
     assert not output.out
     check_summary(made, text)
-    kept = {path.relative_to(made.folder).as_posix() for path in made.folder.rglob("*") if path.is_file()}
+    kept = {
+        path.relative_to(made.folder).as_posix()
+        for path in made.folder.rglob("*")
+        if path.is_file()
+    }
     runs = [f"{name}/seed-{seed}" for name in ("none_fast", "TurboConn_fast") for seed in (0, 1)]
     assert {f"{run}/log.jsonl" for run in runs} | {f"{run}.output" for run in runs} <= kept
     assert not [name for name in kept if "checkpoint" in name]
@@ -266,30 +387,57 @@ def test_the_same_study_again_trains_nothing_anew(
     text = study(made)
     assert len(trained) == 1
     check_summary(made, text)
-    before = {path: path.stat().st_mtime_ns for path in made.folder.rglob("seed-*/*") if path.is_file()}
+    before = {
+        path: path.stat().st_mtime_ns for path in made.folder.rglob("seed-*/*") if path.is_file()
+    }
     assert before
     trained.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(ThreadPoolExecutor, "submit", lambda *_: pytest.fail("a process was started for nothing"))
+        patch.setattr(
+            ThreadPoolExecutor,
+            "submit",
+            lambda *_: pytest.fail("a process was started for nothing"),
+        )
         assert study(made) == text
 
     # More seeds and another choice train what is new.
-    larger = grid(tmp_path, axes={"rate": AXES["rate"] | {"slow": {"training.learning_rate": 1e-4}}}, seeds=[1, 0])
+    larger = grid(
+        tmp_path,
+        axes={"rate": AXES["rate"] | {"slow": {"training.learning_rate": 1e-4}}},
+        seeds=[1, 0],
+    )
     check_summary(larger, study(larger))
-    assert [path.relative_to(larger.folder).as_posix() for path in trained] == ["fast/seed-1", "slow/seed-1", "slow/seed-0"]
+    assert [path.relative_to(larger.folder).as_posix() for path in trained] == [
+        "fast/seed-1",
+        "slow/seed-1",
+        "slow/seed-0",
+    ]
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_another_evaluation_is_made_of_the_same_models(tmp_path: Path, in_this_process: None) -> None:
+def test_another_evaluation_is_made_of_the_same_models(
+    tmp_path: Path, in_this_process: None
+) -> None:
     study(grid(tmp_path, axes={"a": {"b": {}}}))
-    changed = grid(tmp_path, recipe=recipe_with(evaluation={"lengths": [7, 8]}), axes={"a": {"b": {}}})
-    weights = [path.stat().st_mtime_ns for path in sorted(changed.folder.rglob("model.safetensors"))]
+    changed = grid(
+        tmp_path, recipe=recipe_with(evaluation={"lengths": [7, 8]}), axes={"a": {"b": {}}}
+    )
+    weights = [
+        path.stat().st_mtime_ns for path in sorted(changed.folder.rglob("model.safetensors"))
+    ]
     assert rows(study(changed))[0] == ["a", "loss", "accuracy at 7", "accuracy at 8", "ms a step"]
-    assert [path.stat().st_mtime_ns for path in sorted(changed.folder.rglob("model.safetensors"))] == weights
-    assert load_recipe(changed.folder / "b" / "seed-1" / "recipe.yaml", []).evaluation.lengths == (7, 8)
+    assert [
+        path.stat().st_mtime_ns for path in sorted(changed.folder.rglob("model.safetensors"))
+    ] == weights
+    assert load_recipe(changed.folder / "b" / "seed-1" / "recipe.yaml", []).evaluation.lengths == (
+        7,
+        8,
+    )
 
 
-def test_another_evaluation_by_hand_is_not_the_study_s(tmp_path: Path, in_this_process: None) -> None:
+def test_another_evaluation_by_hand_is_not_the_study_s(
+    tmp_path: Path, in_this_process: None
+) -> None:
     made = grid(tmp_path, axes={"a": {"b": {}}}, seeds=[0])
     text = study(made)
     evaluate(made.folder / "b", ["--evaluation.lengths=[7]", "--evaluation.examples=2"])
@@ -301,12 +449,18 @@ def test_an_evaluation_that_was_interrupted_is_made_again(
 ) -> None:
     made = grid(tmp_path, axes={"a": {"b": {}}}, seeds=[0])
     study(made)
-    changed = grid(tmp_path, recipe=recipe_with(evaluation={"lengths": [7]}), axes={"a": {"b": {}}}, seeds=[0])
+    changed = grid(
+        tmp_path, recipe=recipe_with(evaluation={"lengths": [7]}), axes={"a": {"b": {}}}, seeds=[0]
+    )
     with monkeypatch.context() as patch:
-        patch.setattr(study_module, "evaluate_folder", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            study_module, "evaluate_folder", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             study(changed)
-    assert "accuracy at 7" in rows(study(changed))[0], "the evaluation before it was taken for this one"
+    assert "accuracy at 7" in rows(study(changed))[0], (
+        "the evaluation before it was taken for this one"
+    )
 
 
 def test_an_unfinished_run_is_resumed(
@@ -317,7 +471,9 @@ def test_an_unfinished_run_is_resumed(
         tiny.interrupt(patch, 2)
         with pytest.raises(KeyboardInterrupt):
             study(made)
-    assert [path.name for path in (made.folder / "none_fast" / "seed-0").glob("checkpoint-*")] == ["checkpoint-1"]
+    assert [path.name for path in (made.folder / "none_fast" / "seed-0").glob("checkpoint-*")] == [
+        "checkpoint-1"
+    ]
     assert len(trained) == 1 and not (made.folder / "summary.json").exists()
     check_summary(made, study(made))
     log = read_log(made.folder / "none_fast" / "seed-0" / "log.jsonl")
@@ -326,11 +482,15 @@ def test_an_unfinished_run_is_resumed(
     whole = grid(tmp_path / "whole", seeds=[0])
     study(whole)
     for name in ("none_fast", "TurboConn_fast"):
-        one, other = (tiny.weights(each.folder / name / "seed-0" / "model") for each in (made, whole))
+        one, other = (
+            tiny.weights(each.folder / name / "seed-0" / "model") for each in (made, whole)
+        )
         assert tiny.equal(one, other)
 
 
-def test_a_run_that_was_trained_but_not_evaluated(tmp_path: Path, in_this_process: None, trained: list[Path]) -> None:
+def test_a_run_that_was_trained_but_not_evaluated(
+    tmp_path: Path, in_this_process: None, trained: list[Path]
+) -> None:
     made = grid(tmp_path, seeds=[0], axes={"a": {"b": {}}})
     study(made)
     (made.folder / "b" / "seed-0" / "accuracy.json").unlink()
@@ -355,8 +515,11 @@ def test_what_a_run_prints_goes_to_its_file(
 # --- a run that fails
 
 
-def test_a_failed_run_surfaces_as_its_own_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """On the command line, with processes: one sentence, exit code 2, and no run is started after it."""
+def test_a_failed_run_surfaces_as_its_own_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On the command line, with processes: one sentence, exit code 2, and no run is started after
+    it."""
     path = tmp_path / "study.yaml"
     wrong = {"training.max_tokens": 2}  # which only drawing the examples tells
     axes = {"a": {"wrong": wrong, "right": {}, "also right": {}}}
@@ -370,19 +533,25 @@ def test_a_failed_run_surfaces_as_its_own_error(tmp_path: Path, capfd: pytest.Ca
     assert not list((tmp_path / "grid" / "wrong").glob("seed-0/*"))
 
 
-def test_a_process_that_is_killed(tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_killed(
+    tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def killed(recipe: Any, seed: int) -> None:
-        raise BrokenProcessPool("A process in the process pool was terminated abruptly")  # as the pool says it
+        raise BrokenProcessPool(
+            "A process in the process pool was terminated abruptly"
+        )  # as the pool says it
 
     monkeypatch.setattr(study_module, "train", killed)
     with pytest.raises(
-        ConfigError, match=r"was killed, as it is when memory runs out; workers is 1: use fewer, and the same"
+        ConfigError,
+        match=r"was killed, as it is when memory runs out; workers is 1: use fewer, and the same",
     ):
         study(grid(tmp_path))
 
 
 def work_on(alive: Connection, before: Callable[[], None] | None) -> None:
-    """What a process of a study does, without the training: it holds `alive` open as long as it lives."""
+    """What a process of a study does, without the training: it holds `alive` open as long as it
+    lives."""
     if before:
         before()
     alive.send("working")
@@ -398,7 +567,9 @@ def start_work(alive: Connection, before: Callable[[], None] | None) -> None:
 
 
 @pytest.mark.parametrize("before", [end_with_parent, None], ids=["", "negative control"])
-def test_the_processes_of_a_study_that_is_killed_end_with_it(before: Callable[[], None] | None) -> None:
+def test_the_processes_of_a_study_that_is_killed_end_with_it(
+    before: Callable[[], None] | None,
+) -> None:
     context = get_context("spawn")
     seen, alive = context.Pipe(duplex=False)
     parent = context.Process(target=start_work, args=(alive, before))
@@ -406,21 +577,27 @@ def test_the_processes_of_a_study_that_is_killed_end_with_it(before: Callable[[]
     alive.close()
     assert seen.recv() == "working"
     parent.kill()
-    ended = seen.poll(timeout=20 if before else 2)  # the end of the pipe can be read once nobody holds it open
+    ended = seen.poll(
+        timeout=20 if before else 2
+    )  # the end of the pipe can be read once nobody holds it open
     assert ended == bool(before)
     if ended:
         with pytest.raises(EOFError):
             seen.recv()
 
 
-def test_a_model_that_cannot_be_built_is_told_before_any_run(tmp_path: Path, in_this_process: None) -> None:
+def test_a_model_that_cannot_be_built_is_told_before_any_run(
+    tmp_path: Path, in_this_process: None
+) -> None:
     wrong = {"recurrence": TURBOCONN | {"connections": [[5, 0]]}}
     with pytest.raises(ConfigError, match="layer 5"):
         study(grid(tmp_path, axes={"a": {"right": {}, "wrong": wrong}}, seeds=[0]))
     assert not (tmp_path / "grid").exists()
 
 
-def test_runs_that_succeed_are_kept_beside_one_that_fails(tmp_path: Path, in_this_process: None) -> None:
+def test_runs_that_succeed_are_kept_beside_one_that_fails(
+    tmp_path: Path, in_this_process: None
+) -> None:
     wrong = {"training.max_tokens": 2}
     with pytest.raises(DataError, match=r"raise training\.max_tokens"):
         study(grid(tmp_path, axes={"a": {"right": {}, "wrong": wrong}}, seeds=[0]))
@@ -435,14 +612,22 @@ def write_run(folder: Path, losses: list[float], **files: Any) -> None:
     folder.mkdir(parents=True)
     lines: list[dict[str, Any]] = [{"event": "start"}]
     for step, loss in enumerate(losses, 1):
-        lines += [{"step": step, "loss": 9.0, "seconds_per_step": step / 1000}, {"step": step, "eval_loss": loss}]
+        lines += [
+            {"step": step, "loss": 9.0, "seconds_per_step": step / 1000},
+            {"step": step, "eval_loss": loss},
+        ]
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
 
 
-def test_a_run_that_diverges_is_a_finding(tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {"slow": {"training.learning_rate": 1e-3}, "fast": {"training.learning_rate": 1e38, "training.warmup_steps": 0}}
+def test_a_run_that_diverges_is_a_finding(
+    tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {
+        "slow": {"training.learning_rate": 1e-3},
+        "fast": {"training.learning_rate": 1e38, "training.warmup_steps": 0},
+    }
     made = grid(tmp_path, axes={"rate": rates}, seeds=[0])
     header, slow, fast = rows(study(made))
     assert header[-1] == "diverged seeds"
@@ -460,12 +645,31 @@ def test_a_finding_holds_what_the_folders_say(tmp_path: Path) -> None:
     recipe = made.variant(("none", "fast"))
     for seed, losses in enumerate(([3.0, 1.5], [2.0, 0.5])):
         results = [
-            {"length": 6, "temperature": 0.0, "correct": 1 + seed, "total": 4, "right_symbols": 5, "symbols": 8},
-            {"length": None, "temperature": 0.0, "correct": 3, "total": 4, "right_symbols": None, "symbols": None},
+            {
+                "length": 6,
+                "temperature": 0.0,
+                "correct": 1 + seed,
+                "total": 4,
+                "right_symbols": 5,
+                "symbols": 8,
+            },
+            {
+                "length": None,
+                "temperature": 0.0,
+                "correct": 3,
+                "total": 4,
+                "right_symbols": None,
+                "symbols": None,
+            },
             {"length": 6, "temperature": 0.5, "correct": seed, "total": 4},
             {"length": None, "temperature": 1.0, "correct": 4, "total": 4},
         ]
-        write_run(run_folder(recipe, seed), losses, accuracy=results, loss={"loss": 1.25 + seed, "perplexity": 3.0})
+        write_run(
+            run_folder(recipe, seed),
+            losses,
+            accuracy=results,
+            loss={"loss": 1.25 + seed, "perplexity": 3.0},
+        )
     found = finding(("none", "fast"), recipe)
     assert found.measures == {
         "loss": [1.5, 0.5],
@@ -515,7 +719,9 @@ def test_curves_are_drawn(curves: Curves, panels: int, colors: int, tmp_path: Pa
     pixels = image.imread(path)
     assert pixels.shape[:2] == (600, max(1050, 675 * panels))
     for number, color in enumerate(((31, 119, 180), (255, 127, 14), (44, 160, 44))):
-        near = abs(255 * pixels[..., :3] - [0.8 * part + 0.2 * 255 for part in color]).max(axis=-1) < 8  # on white
+        near = (
+            abs(255 * pixels[..., :3] - [0.8 * part + 0.2 * 255 for part in color]).max(axis=-1) < 8
+        )  # on white
         assert (near.sum() > 50) == (number < colors), f"curves of colour {number}"
     before = path.read_bytes()
     curves_figure({labels: seeds[:0] for labels, seeds in curves.items()}, path, "title", "nats")

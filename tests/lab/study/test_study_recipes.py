@@ -28,7 +28,9 @@ def test_studies_are_shipped() -> None:
 
 
 def test_no_recipe_shares_a_folder_with_another_or_a_study() -> None:
-    names = [load_yaml(path)["name"] for path in (Path(__file__).parents[3] / "recipes").rglob("*.yaml")]
+    names = [
+        load_yaml(path)["name"] for path in (Path(__file__).parents[3] / "recipes").rglob("*.yaml")
+    ]
     assert len(set(names)) == len(names) > len(STUDIES)
 
 
@@ -36,10 +38,18 @@ def test_no_recipe_shares_a_folder_with_another_or_a_study() -> None:
 def test_every_combination_is_a_recipe(path: Path, tmp_path: Path) -> None:
     study = study_of(path, tmp_path)
     assert path.stem == f"study-{study.name}"
-    recipes: dict[tuple[str, ...], Recipe] = {labels: study.variant(labels) for labels in study.combinations()}
-    assert len({recipe.name for recipe in recipes.values()}) == len(recipes) > 1, "two combinations would share a folder"
-    differing = [(r.task, r.model, r.recurrence, r.depth, r.solver, r.training) for r in recipes.values()]
-    assert all(one not in differing[:place] for place, one in enumerate(differing)), "two combinations are the same"
+    recipes: dict[tuple[str, ...], Recipe] = {
+        labels: study.variant(labels) for labels in study.combinations()
+    }
+    assert len({recipe.name for recipe in recipes.values()}) == len(recipes) > 1, (
+        "two combinations would share a folder"
+    )
+    differing = [
+        (r.task, r.model, r.recurrence, r.depth, r.solver, r.training) for r in recipes.values()
+    ]
+    assert all(one not in differing[:place] for place, one in enumerate(differing)), (
+        "two combinations are the same"
+    )
     for recipe in {(str(r.model), r.recurrence, r.depth): r for r in recipes.values()}.values():
         if recipe.model.path is not None and not Path(recipe.model.path).is_dir():
             pytest.skip(f"{recipe.model.path} is absent; make models fetches it")

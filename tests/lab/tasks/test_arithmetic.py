@@ -69,7 +69,9 @@ def test_distribution():
     examples = [MultiStepArithmetic().example("train", i) for i in range(3_000)]
     lengths = Counter(e.length for e in examples)
     assert set(lengths) == set(range(1, 31)) and all(60 < count < 145 for count in lengths.values())
-    nodes = Counter(type(n) for e in examples for n in ast.walk(ast.parse(expression_of(e.prompt), mode="eval")))
+    nodes = Counter(
+        type(n) for e in examples for n in ast.walk(ast.parse(expression_of(e.prompt), mode="eval"))
+    )
     operators = sum(nodes[kind] for kind in OPERATORS)
     for kind in OPERATORS:
         assert nodes[kind] / operators == pytest.approx(1 / 3, abs=0.01)

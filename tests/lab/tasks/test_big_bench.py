@@ -1,4 +1,5 @@
-"""BIG-Bench Hard's multi-step arithmetic on its real file where it is, and on small ones with every mistake."""
+"""BIG-Bench Hard's multi-step arithmetic on its real file where it is, and on small ones with every
+mistake."""
 
 import json
 from pathlib import Path
@@ -7,9 +8,21 @@ from typing import Any
 import pytest
 
 from undertow.errors import ConfigError, DataError
-from undertow.lab.tasks import BigBenchArithmetic, Example, MultiStepArithmetic, character_tokenizer, encode
+from undertow.lab.tasks import (
+    BigBenchArithmetic,
+    Example,
+    MultiStepArithmetic,
+    character_tokenizer,
+    encode,
+)
 
-DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "bbh_multistep_arithmetic_two.json"
+DATA = (
+    Path(__file__).resolve().parents[3]
+    / ".."
+    / "shared"
+    / "data"
+    / "bbh_multistep_arithmetic_two.json"
+)
 ROWS = [
     {"input": "((-1 + 2 + 9 * 5) - (-2 + -4 + -4 * -7)) =", "target": "24"},
     {"input": "((3 * -3 * 6 + -5) - (-2 + -7 - 7 - -7)) =", "target": "-50"},
@@ -32,7 +45,11 @@ def test_prompt_and_answer(file: str) -> None:
     assert task.size("test") == 3
     prompt = f"Question: Evaluate this expression modulo 10.\nInput: {ROWS[0]['input']}\nAnswer:"
     assert task.example("test", 0) == Example(prompt, " 4", 8)
-    assert [task.example("test", i).completion for i in range(3)] == [" 4", " 0", " 7"]  # Python's %
+    assert [task.example("test", i).completion for i in range(3)] == [
+        " 4",
+        " 0",
+        " 7",
+    ]  # Python's %
     whole = BigBenchArithmetic(test=file, modulo=False)
     assert [whole.example("test", i).completion for i in range(3)] == [" 24", " -50", " -33"]
     assert "modulo" not in whole.example("test", 0).prompt
@@ -62,8 +79,14 @@ def test_models_of_the_arithmetic_task_know_its_characters(file: str, template: 
         ({"input": "(1 + 2) ="}, "the row has no 'target', only 'input'; correct or remove it"),
         ({"input": "(1 + 2) =", "target": 3}, "'target' is 3 without quotes, but must be a text"),
         ({"input": "", "target": "3"}, "'input' is empty"),
-        ({"input": "(one + 2) =", "target": "3"}, r"expected numbers, \+ - \* and \(\) as 'input', found '\(one"),
-        ({"input": "(1 + 2) =", "target": "three"}, "expected a whole number as 'target', found 'three'"),
+        (
+            {"input": "(one + 2) =", "target": "3"},
+            r"expected numbers, \+ - \* and \(\) as 'input', found '\(one",
+        ),
+        (
+            {"input": "(1 + 2) =", "target": "three"},
+            "expected a whole number as 'target', found 'three'",
+        ),
         ({"input": "(1 + 2) =", "target": ""}, "'target' is empty"),
         ("(1 + 2) = 3", "expected the texts"),
     ],
@@ -76,7 +99,9 @@ def test_a_bad_row_is_named(tmp_path: Path, row: Any, found: str) -> None:
 def test_bad_files_and_arguments(tmp_path: Path, file: str) -> None:
     task = BigBenchArithmetic(test=file)
     for split in ("train", "valid"):
-        with pytest.raises(ConfigError, match=f"has no {split} split; train on arithmetic and test on this"):
+        with pytest.raises(
+            ConfigError, match=f"has no {split} split; train on arithmetic and test on this"
+        ):
             task.size(split)
     with pytest.raises(ConfigError, match="needs the field 'test'"):
         BigBenchArithmetic().size("test")
@@ -85,7 +110,9 @@ def test_bad_files_and_arguments(tmp_path: Path, file: str) -> None:
     with pytest.raises(ConfigError, match="template is 'short'"):
         BigBenchArithmetic(template="short")  # type: ignore[arg-type]
     for index in (-1, 3):
-        with pytest.raises(DataError, match=f"no bbh-arithmetic example {index}, as the file holds 3"):
+        with pytest.raises(
+            DataError, match=f"no bbh-arithmetic example {index}, as the file holds 3"
+        ):
             task.example("test", index)
     with pytest.raises(DataError, match="cannot be read"):
         BigBenchArithmetic(test=str(tmp_path / "absent.json")).size("test")
@@ -101,7 +128,10 @@ def test_bad_files_and_arguments(tmp_path: Path, file: str) -> None:
 
 @pytest.mark.skipif(not DATA.exists(), reason="the benchmark's file is not here")
 def test_real_file() -> None:
-    whole, modulo = BigBenchArithmetic(test=str(DATA), modulo=False), BigBenchArithmetic(test=str(DATA))
+    whole, modulo = (
+        BigBenchArithmetic(test=str(DATA), modulo=False),
+        BigBenchArithmetic(test=str(DATA)),
+    )
     assert whole.size("test") == 250
     for index in range(250):
         example = whole.example("test", index)

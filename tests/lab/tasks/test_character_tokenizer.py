@@ -27,14 +27,19 @@ def test_specials_and_padding():
     batch = TOKENIZER(["0", "011"], padding=True)
     assert set(batch) == {"input_ids", "attention_mask"}
     assert batch["attention_mask"] == [[0, 0, 1], [1, 1, 1]]
-    assert TOKENIZER.decode([*batch["input_ids"][0], TOKENIZER.eos_token_id], skip_special_tokens=True) == "0"
+    assert (
+        TOKENIZER.decode([*batch["input_ids"][0], TOKENIZER.eos_token_id], skip_special_tokens=True)
+        == "0"
+    )
 
 
 def test_unknown_characters_become_unk():
     assert TOKENIZER("0Q")["input_ids"][1] == TOKENIZER.unk_token_id
 
 
-@pytest.mark.parametrize("task", [Parity(), MultiStepArithmetic(template="bare")], ids=lambda task: task.kind)
+@pytest.mark.parametrize(
+    "task", [Parity(), MultiStepArithmetic(template="bare")], ids=lambda task: task.kind
+)
 def test_saves_and_loads(tmp_path, task):
     built = character_tokenizer(task.characters())
     built.save_pretrained(tmp_path)

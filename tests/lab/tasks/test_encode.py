@@ -1,4 +1,5 @@
-"""Encoding: masks, prefixes, limits, padding, also with a subword tokenizer that adds tokens of its own."""
+"""Encoding: masks, prefixes, limits, padding, also with a subword tokenizer that adds tokens of its
+own."""
 
 import pytest
 import torch
@@ -25,18 +26,29 @@ CHARACTERS = character_tokenizer(PARITY.characters())
 
 
 def subword_tokenizer(post: str) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer as language models have it, with `post` such as '<s> $A' around a text."""
+    """A byte-level BPE tokenizer as language models have it, with `post` such as '<s> $A' around a
+    text."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    texts = [e.prompt + e.completion for e in (MultiStepArithmetic().example("train", i) for i in range(50))]
+    texts = [
+        e.prompt + e.completion
+        for e in (MultiStepArithmetic().example("train", i) for i in range(50))
+    ]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+        vocab_size=400,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    bpe.post_processor = processors.TemplateProcessing(single=post, special_tokens=[("<s>", 0), ("</s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", unk_token="</s>")
+    bpe.post_processor = processors.TemplateProcessing(
+        single=post, special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", unk_token="</s>"
+    )
 
 
 TOKENIZERS = {post: subword_tokenizer(post) for post in ("$A", "<s> $A", "<s> $A </s>")}
@@ -69,7 +81,8 @@ def test_prompt_at_generation_is_a_prefix_of_training(post):
 
 
 def test_no_token_spans_the_border():
-    """'Answer:' and ' 1' stay apart even where the tokenizer would join the whole text otherwise."""
+    """'Answer:' and ' 1' stay apart even where the tokenizer would join the whole text
+    otherwise."""
     tokenizer = TOKENIZERS["$A"]
     item = encode(Example("Answ", "er: 1", 1), tokenizer)
     together = tokenizer("Answer: 1")["input_ids"]
@@ -81,7 +94,9 @@ def test_too_long_is_an_error_and_names_the_example():
     example = PARITY.example("train", 0, 12)
     tokens = len(encode(example, CHARACTERS)["input_ids"])
     assert encode(example, CHARACTERS, max_tokens=tokens) == encode(example, CHARACTERS)
-    with pytest.raises(DataError, match=f"Output the parity.* has {tokens} tokens, but max_tokens is {tokens - 1}"):
+    with pytest.raises(
+        DataError, match=f"Output the parity.* has {tokens} tokens, but max_tokens is {tokens - 1}"
+    ):
         encode(example, CHARACTERS, max_tokens=tokens - 1)
 
 
@@ -91,7 +106,8 @@ def test_unknown_text_is_an_error():
         encode(PARITY.example("train", 0), bare)
     with pytest.raises(DataError, match="does not know a part of ' 2'"):
         encode(Example("01=", " 2", 2), bare)
-    # A vocabulary whose unknown token is its EOS token, as in GPT-2, is no reason to refuse anything.
+    # A vocabulary whose unknown token is its EOS token, as in GPT-2, is no reason to refuse
+    # anything.
     encode(Example("é", "</s>", 1), TOKENIZERS["$A"])
 
 
@@ -120,11 +136,15 @@ def test_dataset_limits(tmp_path):
     short = [i for i in range(40) if PARITY.example("train", i).length <= 6]
     assert 0 < len(short) < 40
     kept = TaskDataset(PARITY, "train", CHARACTERS, count=40, max_tokens=limit, overlong="skip")
-    assert list(kept.indices) == short and kept.skipped == 40 - len(short) and len(kept) == len(short)
+    assert (
+        list(kept.indices) == short and kept.skipped == 40 - len(short) and len(kept) == len(short)
+    )
     assert kept[0] == encode(PARITY.example("train", short[0]), CHARACTERS)
     strict = TaskDataset(PARITY, "train", CHARACTERS, count=40, max_tokens=limit)
     bad = next(i for i in range(40) if i not in short)
-    with pytest.raises(DataError, match=f"parity train example {bad} has .* but at most {limit} may"):
+    with pytest.raises(
+        DataError, match=f"parity train example {bad} has .* but at most {limit} may"
+    ):
         strict[bad]
     assert strict.skipped == 0
 
@@ -135,7 +155,13 @@ def test_dataset_bounds(tmp_path):
     task, tokenizer = GSM8K(test=str(path)), TOKENIZERS["<s> $A"]
     assert len(TaskDataset(task, "test", tokenizer)) == 3
     assert len(TaskDataset(task, "test", tokenizer, start=1)) == 2
-    for arguments in ({"count": 4}, {"count": 3, "start": 1}, {"start": -1}, {"count": -1}, {"start": 4}):
+    for arguments in (
+        {"count": 4},
+        {"count": 3, "start": 1},
+        {"start": -1},
+        {"count": -1},
+        {"start": 4},
+    ):
         with pytest.raises(ConfigError, match="test split of gsm8k holds 3"):
             TaskDataset(task, "test", tokenizer, **arguments)
     with pytest.raises(ConfigError, match="count is missing"):
@@ -149,7 +175,9 @@ def test_dataset_bounds(tmp_path):
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(1, 16))
 @settings(max_examples=40, deadline=None)
 def test_collator_pads_on_the_right(lengths, multiple):
-    items = [encode(PARITY.example("train", i, length), CHARACTERS) for i, length in enumerate(lengths)]
+    items = [
+        encode(PARITY.example("train", i, length), CHARACTERS) for i, length in enumerate(lengths)
+    ]
     batch = PadCollator(CHARACTERS, pad_to_multiple=multiple)(items)
     tokens = batch["input_ids"].shape[1]
     longest = max(len(item["input_ids"]) for item in items)
@@ -167,7 +195,9 @@ def test_collator_pads_on_the_right(lengths, multiple):
 def test_collator_without_pad_token_and_with_a_data_loader():
     tokenizer = TOKENIZERS["<s> $A"]
     data = TaskDataset(MultiStepArithmetic(), "train", tokenizer, count=6)
-    batches = list(torch.utils.data.DataLoader(data, batch_size=3, collate_fn=PadCollator(tokenizer)))
+    batches = list(
+        torch.utils.data.DataLoader(data, batch_size=3, collate_fn=PadCollator(tokenizer))
+    )
     assert len(batches) == 2
     for batch in batches:
         assert (batch["input_ids"][batch["attention_mask"] == 0] == tokenizer.eos_token_id).all()

@@ -1,4 +1,5 @@
-"""What holds for every generated task: determinism, disjoint splits, exact scoring, complete alphabets."""
+"""What holds for every generated task: determinism, disjoint splits, exact scoring, complete
+alphabets."""
 
 import pytest
 from hypothesis import assume, given, settings
@@ -37,7 +38,11 @@ def test_length_is_exact_also_beyond_the_trained_range(task, index, length):
 
 def test_splits_are_disjoint_across_seeds():
     prompts = {
-        split: {Parity(max_length=8, seed=seed).example(split, i).prompt for seed in (0, 1) for i in range(300)}
+        split: {
+            Parity(max_length=8, seed=seed).example(split, i).prompt
+            for seed in (0, 1)
+            for i in range(300)
+        }
         for split in SPLITS
     }
     assert all(prompts.values())
@@ -60,7 +65,8 @@ def test_split_shares():
 
 
 def test_examples_stay_the_same_for_ever():
-    """Pinned, as results of different days and machines are compared; Python's own hash() would fail here."""
+    """Pinned, as results of different days and machines are compared; Python's own hash() would
+    fail here."""
     assert Parity(template="bare").example("test", 0, 9) == Example("011110111=", "1", 9)
 
 
@@ -79,7 +85,9 @@ def test_score_takes_the_right_answer_only(task, index, noise):
     assert not task.score(example, noise)
 
 
-@pytest.mark.parametrize("arguments", [("training", 0), ("train", -1), ("train", 0, 0), ("train", 0, -3)], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [("training", 0), ("train", -1), ("train", 0, 0), ("train", 0, -3)], ids=str
+)
 def test_senseless_arguments_are_refused(arguments):
     with pytest.raises(ConfigError):
         Parity().example(*arguments)

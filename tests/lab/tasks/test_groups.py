@@ -1,4 +1,5 @@
-"""Group tables against what is known of the groups, and the sequences and labels that are made from them."""
+"""Group tables against what is known of the groups, and the sequences and labels that are made from
+them."""
 
 from collections import Counter
 from itertools import permutations, product
@@ -37,7 +38,9 @@ def order_of(table: Any, element: int) -> int:
 def derived(table: Any, elements: set[int]) -> set[int]:
     """The subgroup that the commutators of these elements generate."""
     inverse = {a: next(b for b in elements if table[a][b] == 0) for a in elements}
-    commutators = {table[table[a][b]][table[inverse[a]][inverse[b]]] for a in elements for b in elements}
+    commutators = {
+        table[table[a][b]][table[inverse[a]][inverse[b]]] for a in elements for b in elements
+    }
     found = {0} | commutators
     while True:
         more = {table[a][b] for a in found for b in commutators} - found
@@ -55,17 +58,23 @@ def test_it_is_a_group(group: Any) -> None:
     size = len(table)
     every = torch.arange(size)
     assert table.shape == (size, size)
-    assert torch.equal(table[0], every) and torch.equal(table[:, 0], every), "element 0 is no identity"
+    assert torch.equal(table[0], every) and torch.equal(table[:, 0], every), (
+        "element 0 is no identity"
+    )
     for line in (*table, *table.T):  # so that there are inverses, to both sides
         assert torch.equal(line.sort().values, every)
-    assert torch.equal(table[table], table[every[:, None, None], table[None]]), "(a b) c is not a (b c)"
+    assert torch.equal(table[table], table[every[:, None, None], table[None]]), (
+        "(a b) c is not a (b c)"
+    )
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_it_is_the_group_that_its_name_says(group: Any) -> None:
     table = multiplication_table(group)
     assert len(table) == {"S3": 6, "S5": 120, "A5": 60, "Z60": 60, "A4xZ5": 60}[group]
-    assert Counter(order_of(table, element) for element in range(len(table))) == ELEMENT_ORDERS[group]
+    assert (
+        Counter(order_of(table, element) for element in range(len(table))) == ELEMENT_ORDERS[group]
+    )
     series, now = [len(table)], set(range(len(table)))
     while len(following := derived(table, now)) < len(now):
         series.append(len(following))
@@ -110,7 +119,10 @@ def test_the_order_of_composition_matters() -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_labels_are_the_running_products(group: Any) -> None:
-    task, table = GroupTracking(group=group, min_length=2, max_length=9), multiplication_table(group)
+    task, table = (
+        GroupTracking(group=group, min_length=2, max_length=9),
+        multiplication_table(group),
+    )
     lengths = Counter()
     for index in range(200):
         example = task.example("train", index)
@@ -121,7 +133,9 @@ def test_labels_are_the_running_products(group: Any) -> None:
         numbers = [SYMBOLS.index(symbol) for symbol in example.prompt]
         labels = [SYMBOLS.index(symbol) for symbol in example.completion]
         assert labels[0] == numbers[0]
-        assert labels[1:] == [table[before][x] for before, x in zip(labels, numbers[1:], strict=False)]
+        assert labels[1:] == [
+            table[before][x] for before, x in zip(labels, numbers[1:], strict=False)
+        ]
     assert set(lengths) == set(range(2, 10))
 
 
@@ -134,7 +148,10 @@ def test_elements_are_drawn_uniformly() -> None:
 
 @pytest.mark.parametrize(("group", "count"), [("S3", 4), ("S5", 11)])
 def test_swaps_reach_every_state(group: Any, count: int) -> None:
-    task, table = GroupTracking(group=group, swaps=True, min_length=400, max_length=400), multiplication_table(group)
+    task, table = (
+        GroupTracking(group=group, swaps=True, min_length=400, max_length=400),
+        multiplication_table(group),
+    )
     examples = [task.example("train", i) for i in range(4)]
     drawn = {SYMBOLS.index(symbol) for one in examples for symbol in one.prompt}
     assert len(drawn) == count
@@ -177,7 +194,9 @@ def test_splits_share_no_sequence() -> None:
 def test_a_split_without_such_a_sequence_is_an_error() -> None:
     """None of the six sequences of one element happens to be a test one."""
     assert "test" not in {split_of(symbol) for symbol in GroupTracking(group="S3").characters()}
-    with pytest.raises(DataError, match=r"None of .* draws of group_tracking at length 1 falls in the test split"):
+    with pytest.raises(
+        DataError, match=r"None of .* draws of group_tracking at length 1 falls in the test split"
+    ):
         GroupTracking(group="S3").example("test", 0, 1)
 
 
@@ -186,7 +205,9 @@ def test_all_labels_must_be_right() -> None:
     example = task.example("train", 0, 6)
     assert task.score(example, example.completion)
     assert not task.score(example, example.completion[:-1])
-    assert not task.score(example, example.completion[:-1] + ("1" if example.completion[-1] == "0" else "0"))
+    assert not task.score(
+        example, example.completion[:-1] + ("1" if example.completion[-1] == "0" else "0")
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,23 @@ from undertow.errors import ConfigError, DataError
 from undertow.lab.tasks import GSM8K, Example
 
 DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data"
-needs_data = pytest.mark.skipif(not (DATA / "gsm8k_train.jsonl").exists(), reason="the GSM8K files are not here")
+needs_data = pytest.mark.skipif(
+    not (DATA / "gsm8k_train.jsonl").exists(), reason="the GSM8K files are not here"
+)
 
 CLIPS = {
     "question": "Natalia sold 48 clips, then half as many. How many in all?",
-    "answer": "She sold 48/2 = <<48/2=24>>24 then.\nShe sold 48+24 = <<48+24=1,072>>1,072 now.\n#### 1,072",
+    "answer": (
+        "She sold 48/2 = <<48/2=24>>24 then.\nShe sold 48+24 = <<48+24=1,072>>1,072 now.\n#### "
+        "1,072"
+    ),
 }
 
 
 def write(path, *rows):
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n", "utf-8")
+    path.write_text(
+        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n", "utf-8"
+    )
     return str(path)
 
 
@@ -38,7 +45,11 @@ def test_prompt_is_the_papers_and_answer_has_no_commas(clips):
 def test_chain_of_thought_with_and_without_calculator_marks(clips):
     plain = GSM8K(test=clips, chain_of_thought=True).example("test", 0).completion
     assert plain == " She sold 48/2 = 24 then.\nShe sold 48+24 = 1,072 now.\n#### 1072"
-    marked = GSM8K(test=clips, chain_of_thought=True, calculator_marks=True).example("test", 0).completion
+    marked = (
+        GSM8K(test=clips, chain_of_thought=True, calculator_marks=True)
+        .example("test", 0)
+        .completion
+    )
     assert marked == f" {CLIPS['answer'].replace('#### 1,072', '#### 1072')}"
 
 
@@ -46,7 +57,9 @@ def test_chain_of_thought_with_and_without_calculator_marks(clips):
 @pytest.mark.parametrize("name", ["aug.txt", "aug.jsonl"])
 def test_augmented_steps_stay_whole(tmp_path, name, marks):
     row = {"question": "Eggs?", "steps": ["<<16-3-4=9>>", "<<9*2=18>>"], "answer": "18"}
-    path = write(tmp_path / name, row if name.endswith("jsonl") else "Eggs?||<<16-3-4=9>> <<9*2=18>> #### 18")
+    path = write(
+        tmp_path / name, row if name.endswith("jsonl") else "Eggs?||<<16-3-4=9>> <<9*2=18>> #### 18"
+    )
     task = GSM8K(test=path, chain_of_thought=True, calculator_marks=marks)
     prompt = "Question: Answer the math question.\nInput: Eggs?\nAnswer:"
     assert task.example("test", 0) == Example(prompt, " <<16-3-4=9>> <<9*2=18>>\n#### 18", 2)
@@ -90,9 +103,15 @@ def test_score_compares_numbers(answer, other, chain):
 
 
 def test_valid_split_is_held_out_of_train(tmp_path):
-    path = write(tmp_path / "t.jsonl", *({"question": f"{i % 500}?", "answer": f"#### {i}"} for i in range(1000)))
+    path = write(
+        tmp_path / "t.jsonl",
+        *({"question": f"{i % 500}?", "answer": f"#### {i}"} for i in range(1000)),
+    )
     task = GSM8K(train=path)
-    prompts = {split: [task.example(split, i).prompt for i in range(task.size(split))] for split in ("train", "valid")}
+    prompts = {
+        split: [task.example(split, i).prompt for i in range(task.size(split))]
+        for split in ("train", "valid")
+    }
     assert len(prompts["train"]) + len(prompts["valid"]) == 1000
     assert 20 < len(prompts["valid"]) < 100
     assert not set(prompts["train"]) & set(prompts["valid"])
@@ -131,10 +150,14 @@ def test_bad_json_row_is_named(tmp_path, row, found):
         task.size("test")
 
 
-@pytest.mark.parametrize("row", ["no bars #### 5", "q||<<1+1=2>>", "q||#### many", "q||words #### 5", " ||#### 5"])
+@pytest.mark.parametrize(
+    "row", ["no bars #### 5", "q||<<1+1=2>>", "q||#### many", "q||words #### 5", " ||#### 5"]
+)
 def test_bad_text_row_is_named(tmp_path, row):
     task = GSM8K(test=write(tmp_path / "bad.txt", "q||<<1+1=2>> #### 2", row))
-    with pytest.raises(DataError, match=r"bad\.txt, line 2: (expected|the question before '\|\|' is empty)"):
+    with pytest.raises(
+        DataError, match=r"bad\.txt, line 2: (expected|the question before '\|\|' is empty)"
+    ):
         task.size("test")
 
 
@@ -165,7 +188,11 @@ def test_bad_arguments(clips):
 
 @needs_data
 def test_real_files():
-    task = GSM8K(train=str(DATA / "gsm8k_train.jsonl"), test=str(DATA / "gsm8k_test.jsonl"), chain_of_thought=True)
+    task = GSM8K(
+        train=str(DATA / "gsm8k_train.jsonl"),
+        test=str(DATA / "gsm8k_test.jsonl"),
+        chain_of_thought=True,
+    )
     assert task.size("test") == 1_319
     assert task.size("train") + task.size("valid") == 7_473
     assert 300 < task.size("valid") < 450
@@ -179,12 +206,18 @@ def test_real_files():
 
 @needs_data
 def test_real_augmented_files():
-    aug = GSM8K(valid=str(DATA / "gsm8k_aug_valid.txt"), test=str(DATA / "gsm8k_aug_test.txt"), chain_of_thought=True)
+    aug = GSM8K(
+        valid=str(DATA / "gsm8k_aug_valid.txt"),
+        test=str(DATA / "gsm8k_aug_test.txt"),
+        chain_of_thought=True,
+    )
     plain = GSM8K(test=str(DATA / "gsm8k_test.jsonl"))
     assert (aug.size("valid"), aug.size("test")) == (500, 1_319)
     assert aug.example("test", 0).completion == " <<16-3-4=9>> <<9*2=18>>\n#### 18"
     answers = [plain.example("test", i).completion.strip() for i in range(1_319)]
-    assert answers == [aug.example("test", i).completion.rpartition("#### ")[2] for i in range(1_319)]
+    assert answers == [
+        aug.example("test", i).completion.rpartition("#### ")[2] for i in range(1_319)
+    ]
 
 
 # A data set of the hub, which `datasets` reads from a folder as well
@@ -197,7 +230,10 @@ def hub(tmp_path, monkeypatch):
     folder = tmp_path / "gsm8k-aug"
     folder.mkdir()
     for split, count in (("train", 60), ("validation", 3), ("test", 2)):
-        rows = [{"question": f"{split} {i}?", "steps": [f"<<{i}+1={i + 1}>>"], "answer": str(i + 1)} for i in range(count)]
+        rows = [
+            {"question": f"{split} {i}?", "steps": [f"<<{i}+1={i + 1}>>"], "answer": str(i + 1)}
+            for i in range(count)
+        ]
         write(folder / f"{split}.jsonl", *rows)
     return folder
 
@@ -215,16 +251,27 @@ def test_without_a_validation_split_some_of_train_is_held_out(hub):
     (hub / "validation.jsonl").unlink()
     task = GSM8K(hub=str(hub))
     assert task.size("train") + task.size("valid") == 60 and 0 < task.size("valid") < 12
-    prompts = {split: {task.example(split, i).prompt for i in range(task.size(split))} for split in ("train", "valid")}
+    prompts = {
+        split: {task.example(split, i).prompt for i in range(task.size(split))}
+        for split in ("train", "valid")
+    }
     assert not prompts["train"] & prompts["valid"]
 
 
 def test_a_bad_row_of_a_hub_data_set_is_named(hub):
-    write(hub / "test.jsonl", {"question": "a?", "steps": [], "answer": "1"}, {"question": "b?", "steps": [], "answer": "x"})
-    with pytest.raises(DataError, match="gsm8k-aug, test row 1: expected a number as the answer, found 'x'"):
+    write(
+        hub / "test.jsonl",
+        {"question": "a?", "steps": [], "answer": "1"},
+        {"question": "b?", "steps": [], "answer": "x"},
+    )
+    with pytest.raises(
+        DataError, match="gsm8k-aug, test row 1: expected a number as the answer, found 'x'"
+    ):
         GSM8K(hub=str(hub)).size("test")
     (hub / "test.jsonl").unlink()
-    with pytest.raises(DataError, match="has no test split, but train, validation; give a file for it"):
+    with pytest.raises(
+        DataError, match="has no test split, but train, validation; give a file for it"
+    ):
         GSM8K(hub=str(hub)).size("test")
     with pytest.raises(DataError, match=r"the data set .*absent cannot be loaded: "):
         GSM8K(hub=str(hub / "absent")).size("test")

@@ -1,4 +1,5 @@
-"""GSM-Symbolic: drawn by reasoning-gym where that is installed, and a clear sentence where it is not."""
+"""GSM-Symbolic: drawn by reasoning-gym where that is installed, and a clear sentence where it is
+not."""
 
 import sys
 
@@ -10,7 +11,10 @@ from undertow.lab.tasks import GSMSymbolic, split_of
 
 def test_without_the_package_the_message_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ConfigError, match=r"gsm_symbolic needs the package reasoning-gym; install it with: pip install"):
+    with pytest.raises(
+        ConfigError,
+        match=r"gsm_symbolic needs the package reasoning-gym; install it with: pip install",
+    ):
         GSMSymbolic().example("train", 0)
 
 
@@ -37,7 +41,11 @@ class TestWithThePackage:
             assert plain.score(example, example.completion)
             assert not plain.score(example, f"{example.completion}1")
             steps, mark, answer = chained.example("test", index).completion.rpartition("\n#### ")
-            assert mark and f" {answer}" == example.completion and len(steps.splitlines()) == example.length
+            assert (
+                mark
+                and f" {answer}" == example.completion
+                and len(steps.splitlines()) == example.length
+            )
             assert chained.score(chained.example("test", index), f"Some steps.\n#### {answer}")
             assert not chained.score(chained.example("test", index), answer)
 

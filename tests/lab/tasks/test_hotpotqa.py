@@ -1,4 +1,5 @@
-"""HotpotQA: traces as given or from the released files, an exact match as its authors', and every malformed row named."""
+"""HotpotQA: traces as given or from the released files, an exact match as its authors', and every
+malformed row named."""
 
 import json
 from pathlib import Path
@@ -14,30 +15,47 @@ from undertow.lab.tasks.encode import IGNORED
 from undertow.lab.training.build import from_scratch
 from undertow.lab.training.recipe import ModelSection
 
-GIVEN = {"question": "Who wrote it?", "steps": ["It is Hamlet.", "Hamlet is by the Bard."], "answer": "The Bard"}
+GIVEN = {
+    "question": "Who wrote it?",
+    "steps": ["It is Hamlet.", "Hamlet is by the Bard."],
+    "answer": "The Bard",
+}
 RELEASED = {
     "_id": "1",
     "question": "Who wrote it?",
     "answer": "The Bard",
     "level": "easy",
     "supporting_facts": [["Hamlet", 1], ["Bard", 0]],
-    "context": [["Bard", ["Hamlet is by  the Bard.", "Other."]], ["Noise", ["No."]], ["Hamlet", ["Skip.", "It is Hamlet."]]],
+    "context": [
+        ["Bard", ["Hamlet is by  the Bard.", "Other."]],
+        ["Noise", ["No."]],
+        ["Hamlet", ["Skip.", "It is Hamlet."]],
+    ],
 }
 OF_DATASETS = RELEASED | {
     "supporting_facts": {"title": ["Hamlet", "Bard"], "sent_id": [1, 0]},
-    "context": {"title": ["Bard", "Hamlet"], "sentences": [["Hamlet is by the Bard."], ["Skip.", "It is Hamlet."]]},
+    "context": {
+        "title": ["Bard", "Hamlet"],
+        "sentences": [["Hamlet is by the Bard."], ["Skip.", "It is Hamlet."]],
+    },
 }
 PROMPT = "Question: Answer the question.\nInput: Who wrote it?\nAnswer:"
 TRACE = "It is Hamlet. Hamlet is by the Bard."
 
 
 def written(path: Path, *rows: Any) -> str:
-    text = json.dumps(rows) if path.suffix == ".json" else "".join(json.dumps(row) + "\n" for row in rows)
+    text = (
+        json.dumps(rows)
+        if path.suffix == ".json"
+        else "".join(json.dumps(row) + "\n" for row in rows)
+    )
     path.write_text(text)
     return str(path)
 
 
-@pytest.mark.parametrize("row", [GIVEN, RELEASED, OF_DATASETS], ids=["steps", "released", "datasets"])
+@pytest.mark.parametrize(
+    "row", [GIVEN, RELEASED, OF_DATASETS], ids=["steps", "released", "datasets"]
+)
 @pytest.mark.parametrize("ending", ["json", "jsonl"])
 def test_three_ways_to_use_a_trace(row: Any, ending: str, tmp_path: Path) -> None:
     path = written(tmp_path / f"a.{ending}", row)
@@ -50,7 +68,10 @@ def test_three_ways_to_use_a_trace(row: Any, ending: str, tmp_path: Path) -> Non
 def test_the_loss_is_on_trace_and_answer_or_on_the_answer(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", GIVEN)
     tokenizer = character_tokenizer("".join(map(chr, range(32, 127))) + "\n")
-    for trace, expected in (("written", f" {TRACE}\n#### The Bard<eos>"), ("given", " The Bard<eos>")):
+    for trace, expected in (
+        ("written", f" {TRACE}\n#### The Bard<eos>"),
+        ("given", " The Bard<eos>"),
+    ):
         item = encode(HotpotQA(test=path, trace=trace).example("test", 0), tokenizer)  # type: ignore[arg-type]
         assert tokenizer.decode([token for token in item["labels"] if token != IGNORED]) == expected
 
@@ -69,13 +90,17 @@ def test_exact_match(tmp_path: Path) -> None:
 
 
 def test_rows_of_another_level_are_left_out_and_counted(tmp_path: Path) -> None:
-    rows = [RELEASED | {"level": "hard" if i % 3 else "easy", "question": f"{i}?"} for i in range(300)]
+    rows = [
+        RELEASED | {"level": "hard" if i % 3 else "easy", "question": f"{i}?"} for i in range(300)
+    ]
     path = written(tmp_path / "a.json", *rows)
     task = HotpotQA(train=path, level="easy")
     assert task.size("train") + task.size("valid") == 100 and task.size("valid") > 0
     assert task.left_out("train") == {"their level is not easy": 200} and not task.left_out("valid")
     assert not HotpotQA(train=path).left_out("train")
-    with pytest.raises(DataError, match=r"holds no questions \(300 left out: their level is not medium\)"):
+    with pytest.raises(
+        DataError, match=r"holds no questions \(300 left out: their level is not medium\)"
+    ):
         HotpotQA(train=path, level="medium").size("train")
     with pytest.raises(DataError, match="expected a text as 'level'"):
         HotpotQA(train=written(tmp_path / "b.jsonl", GIVEN), level="easy").size("train")
@@ -89,8 +114,14 @@ def test_rows_of_another_level_are_left_out_and_counted(tmp_path: Path) -> None:
         ({"question": "?", "answer": "a"}, "expected a trace, as 'steps' or as 'supporting_facts'"),
         (GIVEN | {"steps": []}, "expected a list of texts as 'steps'"),
         (GIVEN | {"steps": ["a", 5]}, "expected a list of texts as 'steps'"),
-        (RELEASED | {"supporting_facts": [["Hamlet", 9]]}, "the supporting fact 9 of 'Hamlet' is not in the context"),
-        (RELEASED | {"supporting_facts": [["Macbeth", 0]]}, "the supporting fact 0 of 'Macbeth' is not in the context"),
+        (
+            RELEASED | {"supporting_facts": [["Hamlet", 9]]},
+            "the supporting fact 9 of 'Hamlet' is not in the context",
+        ),
+        (
+            RELEASED | {"supporting_facts": [["Macbeth", 0]]},
+            "the supporting fact 0 of 'Macbeth' is not in the context",
+        ),
         (RELEASED | {"supporting_facts": []}, "there is no supporting fact"),
         (RELEASED | {"context": 5}, "expected a trace"),
     ],
@@ -104,16 +135,23 @@ def test_a_malformed_row_is_named(row: Any, message: str, tmp_path: Path) -> Non
 
 def test_files_that_hold_no_list_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    for text, message in (("{}", "holds no list"), ('{"question": 1}\n{"question": 2}', "Extra data")):
+    for text, message in (
+        ("{}", "holds no list"),
+        ('{"question": 1}\n{"question": 2}', "Extra data"),
+    ):
         path.write_text(text)
         with pytest.raises(DataError, match=message):
             HotpotQA(test=str(path)).size("test")
-    with pytest.raises(ConfigError, match="trace is 'all', but must be one of written, given, none"):
+    with pytest.raises(
+        ConfigError, match="trace is 'all', but must be one of written, given, none"
+    ):
         HotpotQA(trace="all")  # type: ignore[arg-type]
 
 
 def test_tokens_are_scored_beside_whole_answers(tmp_path: Path) -> None:
-    task = HotpotQA(test=written(tmp_path / "a.jsonl", GIVEN, GIVEN | {"answer": "Me"}), trace="given")
+    task = HotpotQA(
+        test=written(tmp_path / "a.jsonl", GIVEN, GIVEN | {"answer": "Me"}), trace="given"
+    )
     tokenizer = character_tokenizer("".join(map(chr, range(32, 127))) + "\n")
     torch.manual_seed(0)
     model = from_scratch(ModelSection(width=16, heads=2, positions=256), tokenizer)
@@ -122,8 +160,12 @@ def test_tokens_are_scored_beside_whole_answers(tmp_path: Path) -> None:
     for index in range(2):
         item = encode(task.example("test", index), tokenizer)
         with torch.no_grad():
-            likeliest = model.eval()(torch.tensor([item["input_ids"]])).logits[0, :-1].argmax(-1).tolist()
+            likeliest = (
+                model.eval()(torch.tensor([item["input_ids"]])).logits[0, :-1].argmax(-1).tolist()
+            )
         pairs = [(a, b) for a, b in zip(likeliest, item["labels"][1:], strict=True) if b != IGNORED]
         right, total = right + sum(a == b for a, b in pairs), total + len(pairs)
-    assert (found.right_symbols, found.symbols) == (right, total) and total == len(" The Bard") + len(" Me") + 2
+    assert (found.right_symbols, found.symbols) == (right, total) and total == len(
+        " The Bard"
+    ) + len(" Me") + 2
     assert (found.correct, found.total) == (0, 2)

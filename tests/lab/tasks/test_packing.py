@@ -1,4 +1,5 @@
-"""Text as packed documents: split by document, tokenized once, cut into windows in which positions start again."""
+"""Text as packed documents: split by document, tokenized once, cut into windows in which positions
+start again."""
 
 import json
 from collections import Counter
@@ -47,20 +48,35 @@ def test_every_document_is_in_its_own_split_once_and_ends(task: Text) -> None:
 
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30), context=st.integers(2, 50))
 @settings(max_examples=40, deadline=None)
-def test_positions_start_again_with_each_document(tmp_path_factory: Any, lengths: list[int], context: int) -> None:
-    texts = [letter * length for letter, length in zip("abcdefghijklmnopqrstuvwxyz0123", lengths, strict=False)]
+def test_positions_start_again_with_each_document(
+    tmp_path_factory: Any, lengths: list[int], context: int
+) -> None:
+    texts = [
+        letter * length
+        for letter, length in zip("abcdefghijklmnopqrstuvwxyz0123", lengths, strict=False)
+    ]
     path = jsonl(tmp_path_factory.mktemp("text") / "a.jsonl", texts)
     task = Text((path,), context)
     kept = [text for text in texts if split_of(text) == "train"]
     if not kept:
         return
-    row = [(n, o, t) for n, text in enumerate(kept) for o, t in enumerate([*TOKENIZER(text)["input_ids"], EOS])]
+    row = [
+        (n, o, t)
+        for n, text in enumerate(kept)
+        for o, t in enumerate([*TOKENIZER(text)["input_ids"], EOS])
+    ]
     for index, item in enumerate(windows(task)):
         own = row[index * context : (index + 1) * context]
         assert item["input_ids"] == [token for *_, token in own]
         before = [None, *own[:-1]]
-        same = [b is not None and b[0] == document for b, (document, *_) in zip(before, own, strict=True)]
-        labels = [token if known else IGNORED for known, token in zip(same[1:], item["input_ids"][1:], strict=True)]
+        same = [
+            b is not None and b[0] == document
+            for b, (document, *_) in zip(before, own, strict=True)
+        ]
+        labels = [
+            token if known else IGNORED
+            for known, token in zip(same[1:], item["input_ids"][1:], strict=True)
+        ]
         assert item["labels"][1:] == labels
         expected: list[int] = []
         for known in same:
@@ -75,15 +91,22 @@ def test_a_batch_of_packed_rows_has_positions_and_no_mask(task: Text) -> None:
     assert set(batch) == {"input_ids", "labels", "position_ids"}
     assert batch["position_ids"][0].tolist() == items[0]["position_ids"]
     assert batch["position_ids"][1].tolist() == [0, 1, *([0] * 30)]
-    assert real_tokens(batch)[1].tolist() == [True, True, *([False] * 30)] and real_tokens(batch)[0].all()
+    assert (
+        real_tokens(batch)[1].tolist() == [True, True, *([False] * 30)]
+        and real_tokens(batch)[0].all()
+    )
     assert set(PadCollator(TOKENIZER)(items[1:])) == {"input_ids", "labels", "attention_mask"}
 
 
-def test_files_of_both_kinds_and_plain_text_do_not_see_each_other(tmp_path: Path, task: Text) -> None:
+def test_files_of_both_kinds_and_plain_text_do_not_see_each_other(
+    tmp_path: Path, task: Text
+) -> None:
     (tmp_path / "b.txt").write_text("plain text.\n".replace("\n", " ") * 20)
     both = Text((*task.files, str(tmp_path / "b.txt")), context=5000)
     (item,) = windows(both)
-    begin = item["input_ids"].index(TOKENIZER("pl")["input_ids"][0], len("".join(texts_of(task, "train"))))
+    begin = item["input_ids"].index(
+        TOKENIZER("pl")["input_ids"][0], len("".join(texts_of(task, "train")))
+    )
     assert item["position_ids"][begin] == 0 and item["labels"][begin] == IGNORED
     assert item["position_ids"][-1] == len(item["input_ids"]) - begin - 1
 
@@ -110,10 +133,14 @@ def test_tokens_are_made_once(tmp_path: Path, task: Text, monkeypatch: pytest.Mo
     jsonl(Path(kept.files[0]), TEXTS[:60])  # a changed text is another one
     assert len(windows(kept)) < len(expected[0])
     assert len(list((tmp_path / "tokens").iterdir())) == 2
-    assert len(windows(Text(kept.files, 32, cache=kept.cache))) == len(windows(Text(kept.files, 32)))
+    assert len(windows(Text(kept.files, 32, cache=kept.cache))) == len(
+        windows(Text(kept.files, 32))
+    )
 
 
-def test_an_interrupted_tokenization_leaves_nothing(tmp_path: Path, task: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_tokenization_leaves_nothing(
+    tmp_path: Path, task: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = Text(task.files, 32, cache=str(tmp_path / "tokens"))
 
     def stopped(*_: Any) -> Any:
@@ -145,7 +172,9 @@ def test_documents_without_text_are_counted(tmp_path: Path, task: Text) -> None:
 # A data set that `datasets` loads
 
 
-def test_a_data_set_in_a_folder(tmp_path: Path, task: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_in_a_folder(
+    tmp_path: Path, task: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "set"
@@ -158,7 +187,9 @@ def test_a_data_set_in_a_folder(tmp_path: Path, task: Text, monkeypatch: pytest.
     jsonl(folder / "test.jsonl", ["a test."], "content")
     own = Text(hub=str(folder), column="content", context=32)
     assert [texts_of(own, split) for split in SPLITS] == [TEXTS, ["held out."], ["a test."]]
-    with pytest.raises(DataError, match=r"set, train row 0: expected an object with a text as 'text'"):
+    with pytest.raises(
+        DataError, match=r"set, train row 0: expected an object with a text as 'text'"
+    ):
         Text(hub=str(folder), context=32).size("train", TOKENIZER)
     with pytest.raises(DataError, match=r"the data set .*absent cannot be loaded"):
         Text(hub=str(folder / "absent")).size("train", TOKENIZER)

@@ -35,7 +35,10 @@ def test_layout_is_the_papers():
 
 
 def test_lengths_and_answers_are_even():
-    examples = [Parity(min_length=3, max_length=12, template="bare").example("train", i) for i in range(4_000)]
+    examples = [
+        Parity(min_length=3, max_length=12, template="bare").example("train", i)
+        for i in range(4_000)
+    ]
     lengths = Counter(e.length for e in examples)
     assert set(lengths) == set(range(3, 13))
     assert all(300 < count < 500 for count in lengths.values())

@@ -1,4 +1,5 @@
-"""ProsQA: generated questions have one right answer and the statistics of the released files, which can be read too."""
+"""ProsQA: generated questions have one right answer and the statistics of the released files, which
+can be read too."""
 
 import json
 import os
@@ -17,7 +18,9 @@ from undertow.lab.tasks.graphs import Question, distances_from, draw_question, q
 # The folder that holds the released prosqa_valid.json and prosqa_test.json.
 DATA = Path(os.environ.get("UNDERTOW_DATA", Path(__file__).parents[4] / "shared" / "data"))
 FILES = [DATA / "prosqa_valid.json", DATA / "prosqa_test.json"]
-released = pytest.mark.skipif(not all(path.is_file() for path in FILES), reason=f"no prosqa_valid.json in {DATA}")
+released = pytest.mark.skipif(
+    not all(path.is_file() for path in FILES), reason=f"no prosqa_valid.json in {DATA}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,20 +31,32 @@ def drawn() -> list[Question]:
 
 def check(question: Question) -> None:
     """The graph bears out the question, its steps and its answer, and no other answer."""
-    reached, others = (distances_from(question.edges, root) for root in (question.root, 1 - question.root))
+    reached, others = (
+        distances_from(question.edges, root) for root in (question.root, 1 - question.root)
+    )
     assert question.target in reached and question.target not in others
     assert question.other in others and question.other not in reached
-    assert not {question.target, question.other} & {a for a, _ in question.edges}, "an answer is no leaf"
+    assert not {question.target, question.other} & {a for a, _ in question.edges}, (
+        "an answer is no leaf"
+    )
     assert len(question.steps) == len(question.path) == reached[question.target], "no shortest path"
-    assert all(edge in question.edges for edge in zip((question.root, *question.path), question.path, strict=False))
+    assert all(
+        edge in question.edges
+        for edge in zip((question.root, *question.path), question.path, strict=False)
+    )
     named = {b for _, b in question.edges}
     for node, symbol in enumerate(question.symbols):
         assert symbol[0].isupper() == (node not in named)
     *sentences, asked = question.text.replace("? ", "?").split(". ")
     who = [symbol if symbol[0].isupper() else f"Every {symbol}" for symbol in question.symbols]
-    assert Counter(sentences) == Counter(f"{who[a]} is a {question.symbols[b]}" for a, b in question.edges)
+    assert Counter(sentences) == Counter(
+        f"{who[a]} is a {question.symbols[b]}" for a, b in question.edges
+    )
     names = [question.symbols[node] for node in (question.root, question.target, question.other)]
-    assert asked in (f"Is {names[0]} a {names[1]} or {names[2]}?", f"Is {names[0]} a {names[2]} or {names[1]}?")
+    assert asked in (
+        f"Is {names[0]} a {names[1]} or {names[2]}?",
+        f"Is {names[0]} a {names[2]} or {names[1]}?",
+    )
     assert question.answer == f"{names[0]} is a {names[1]}."
     assert all(f"{step[:-1]}" in sentences for step in question.steps)
 
@@ -56,11 +71,16 @@ def statistics(questions: Sequence[Question]) -> dict[str, float]:
         found["edges"] += len(question.edges)
         found["second root"] += question.root
         found[f"path of {len(question.steps)}"] += 1
-        found["distance of the wrong answer"] += distances_from(question.edges, 1 - question.root)[question.other]
+        found["distance of the wrong answer"] += distances_from(question.edges, 1 - question.root)[
+            question.other
+        ]
         for node in range(2, len(question.symbols)):
             nodes += 1
             found[f"in-degree {min(degrees[node], 4)}"] += 1
-    return {name: value / (nodes if name.startswith("in-degree") else count) for name, value in found.items()}
+    return {
+        name: value / (nodes if name.startswith("in-degree") else count)
+        for name, value in found.items()
+    }
 
 
 def test_generated_questions_have_one_right_answer(drawn: list[Question]) -> None:
@@ -69,13 +89,20 @@ def test_generated_questions_have_one_right_answer(drawn: list[Question]) -> Non
 
 
 @released
-def test_generated_questions_have_the_statistics_of_the_released_ones(drawn: list[Question]) -> None:
+def test_generated_questions_have_the_statistics_of_the_released_ones(
+    drawn: list[Question],
+) -> None:
     rows = [row for path in FILES for row in json.loads(path.read_text())]
     questions = [question_from_row(row) for row in rows]
     for question in questions:
         check(question)
     expected, got = statistics(questions), statistics(drawn)
-    tolerance = {"nodes": 0.35, "edges": 0.9, "distance of the wrong answer": 0.12, "second root": 0.08}
+    tolerance = {
+        "nodes": 0.35,
+        "edges": 0.9,
+        "distance of the wrong answer": 0.12,
+        "second root": 0.08,
+    }
     for name, value in expected.items():
         allowed = tolerance.get(name, 0.015 if name.startswith("in-degree") else 0.06)
         assert got.get(name, 0) == pytest.approx(value, abs=allowed), name
@@ -103,7 +130,9 @@ def test_both_templates_tell_the_same(drawn: list[Question]) -> None:
         assert set(example.prompt + example.completion) <= set(bare.characters() or "")
         assert split_of(example.prompt) == "train"
     short = ProsQA(template="bare")
-    assert len(short.example("test", 0, 5).completion) == 1 and short.example("test", 0, 5).length == 5
+    assert (
+        len(short.example("test", 0, 5).completion) == 1 and short.example("test", 0, 5).length == 5
+    )
     tokenizer = character_tokenizer(short.characters() or "")
     assert len(encode(short.example("train", 0), tokenizer)["input_ids"]) < 200
     with pytest.raises(DataError, match="has an answer 2 steps from its root"):
@@ -125,7 +154,9 @@ def row(drawn: list[Question]) -> dict[str, Any]:
     }
 
 
-def test_files_are_read_as_released(row: dict[str, Any], drawn: list[Question], tmp_path: Path) -> None:
+def test_files_are_read_as_released(
+    row: dict[str, Any], drawn: list[Question], tmp_path: Path
+) -> None:
     path = tmp_path / "test.json"
     path.write_text(json.dumps([row]))
     task = ProsQA(test=str(path), chain_of_thought=True)
@@ -150,7 +181,9 @@ def test_files_are_read_as_released(row: dict[str, Any], drawn: list[Question], 
         ({"steps": []}, "the steps do not lead from the root to the target"),
     ],
 )
-def test_a_bad_file_is_named(change: dict[str, Any], named: str, row: dict[str, Any], tmp_path: Path) -> None:
+def test_a_bad_file_is_named(
+    change: dict[str, Any], named: str, row: dict[str, Any], tmp_path: Path
+) -> None:
     path = tmp_path / "test.json"
     path.write_text(json.dumps([row | change]))
     with pytest.raises(DataError, match=named):

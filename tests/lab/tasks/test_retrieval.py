@@ -17,7 +17,9 @@ def parts(task: GroupRetrieval, example: Any) -> tuple[dict[str, str], list[str]
     assert bar and len(written) % step == len(asked) % step == 0
     entries = {written[i]: written[i + 1 : i + step] for i in range(0, len(written), step)}
     assert len(entries) * step == len(written), "a key stands twice"
-    assert all(asked[i + 1 : i + step] == " " * task.entry_length for i in range(0, len(asked), step))
+    assert all(
+        asked[i + 1 : i + step] == " " * task.entry_length for i in range(0, len(asked), step)
+    )
     labels = [example.completion[i : i + step] for i in range(0, len(example.completion), step)]
     return entries, [asked[i] for i in range(0, len(asked), step)], labels
 
@@ -25,13 +27,17 @@ def parts(task: GroupRetrieval, example: Any) -> tuple[dict[str, str], list[str]
 @pytest.mark.parametrize("retrieve", ["state", "action"])
 @pytest.mark.parametrize(("group", "size"), [("S5", None), ("S3", None), ("S3", 4)])
 def test_labels_are_states_and_their_entries(group: Any, size: int | None, retrieve: Any) -> None:
-    task = GroupRetrieval(group=group, dictionary_size=size, retrieve=retrieve, max_length=12, entry_length=3)
+    task = GroupRetrieval(
+        group=group, dictionary_size=size, retrieve=retrieve, max_length=12, entry_length=3
+    )
     table = multiplication_table(group)
     absent = 0
     for index in range(30):
         example = task.example("train", index)
         entries, elements, labels = parts(task, example)
-        assert len(entries) == (size or len(table)) and len(elements) == len(labels) == example.length
+        assert (
+            len(entries) == (size or len(table)) and len(elements) == len(labels) == example.length
+        )
         assert all(set(entry) <= set(ENTRY_ALPHABET) for entry in entries.values())
         assert set(example.prompt + example.completion) <= set(task.characters())
         assert split_of(example.prompt) == "train"
@@ -61,7 +67,9 @@ def test_five_tokens_a_state_and_no_label_in_the_dictionary() -> None:
     assert item["labels"][:602] == [-100] * 602
     assert tokenizer.decode(item["labels"][602:]) == example.completion
     assert tokenizer.decode(item["input_ids"][601:606]) == example.prompt[601:606]
-    assert not task.score(example, example.completion[:-1] + "|") and task.score(example, example.completion)
+    assert not task.score(example, example.completion[:-1] + "|") and task.score(
+        example, example.completion
+    )
 
 
 def test_elements_are_no_letters_of_an_entry() -> None:
@@ -75,7 +83,10 @@ def test_elements_are_no_letters_of_an_entry() -> None:
         ({"retrieve": "both"}, "retrieve is 'both', but must be one of state, action"),
         ({"entry_length": 0}, "entry_length is 0"),
         ({"min_length": 4, "max_length": 3}, "max_length is 3"),
-        ({"group": "S3", "dictionary_size": 7}, "dictionary_size is 7, but must be between 1 and the 6 elements of S3"),
+        (
+            {"group": "S3", "dictionary_size": 7},
+            "dictionary_size is 7, but must be between 1 and the 6 elements of S3",
+        ),
         ({"dictionary_size": 0}, "dictionary_size is 0"),
     ],
 )

@@ -1,4 +1,5 @@
-"""Text: split at line breaks, cut into windows that cover it once, in characters or a tokenizer's own tokens."""
+"""Text: split at line breaks, cut into windows that cover it once, in characters or a tokenizer's
+own tokens."""
 
 import os
 from pathlib import Path
@@ -26,7 +27,10 @@ def write(path: Path, text: str) -> str:
 
 
 def decoded(task: Text, split: Any, tokenizer: Any) -> str:
-    windows = [task.encode(split, index, tokenizer)["input_ids"] for index in range(task.size(split, tokenizer))]
+    windows = [
+        task.encode(split, index, tokenizer)["input_ids"]
+        for index in range(task.size(split, tokenizer))
+    ]
     return "".join(tokenizer.decode(window) for window in windows)
 
 
@@ -50,7 +54,9 @@ def test_splits_are_stretches_of_whole_lines(task: Text, characters: Any) -> Non
 
 
 @pytest.mark.parametrize("context", [2, 16, 127, 5000])
-def test_windows_cover_the_text_once_and_labels_are_the_window(tmp_path: Path, context: int) -> None:
+def test_windows_cover_the_text_once_and_labels_are_the_window(
+    tmp_path: Path, context: int
+) -> None:
     task = Text((write(tmp_path / "lines.txt", LINES),), context)
     tokenizer = character_tokenizer(task.characters())
     dataset = TaskDataset(task, "train", tokenizer)
@@ -65,7 +71,9 @@ def test_windows_cover_the_text_once_and_labels_are_the_window(tmp_path: Path, c
 
 
 def test_a_last_token_alone_is_left_out(tmp_path: Path) -> None:
-    task = Text((write(tmp_path / "a.txt", "abcdefghi" * 2 + "xy"),), context=17)  # 18 characters are train
+    task = Text(
+        (write(tmp_path / "a.txt", "abcdefghi" * 2 + "xy"),), context=17
+    )  # 18 characters are train
     tokenizer = character_tokenizer(task.characters())
     assert task.size("train", tokenizer) == 1
     assert decoded(task, "train", tokenizer) == "abcdefghiabcdefgh"
@@ -97,7 +105,10 @@ def test_every_file_gives_to_every_split(tmp_path: Path) -> None:
         assert text == "".join(f"{letter * 19}\n" * (len(text) // 40) for letter in "ab")
 
 
-@given(text=st.text(st.sampled_from("ab \n\u00e9"), min_size=60, max_size=400), piece=st.integers(1, 40))
+@given(
+    text=st.text(st.sampled_from("ab \n\u00e9"), min_size=60, max_size=400),
+    piece=st.integers(1, 40),
+)
 @settings(max_examples=30, deadline=None)
 def test_pieces_are_joined_again(text: str, piece: int) -> None:
     before, tokens_module.PIECE = tokens_module.PIECE, piece
@@ -111,15 +122,24 @@ def test_pieces_are_joined_again(text: str, piece: int) -> None:
 
 def test_a_pretrained_tokenizer_makes_windows_of_its_own_tokens(task: Text) -> None:
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    bpe.pre_tokenizer, bpe.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+        vocab_size=300,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     bpe.train_from_iterator([LINES], trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
     assert "".join(decoded(task, split, tokenizer) for split in SPLITS) == LINES
-    assert task.size("train", tokenizer) < task.size("train", character_tokenizer(task.characters())) / 2
+    assert (
+        task.size("train", tokenizer)
+        < task.size("train", character_tokenizer(task.characters())) / 2
+    )
     assert len(task.encode("train", 0, tokenizer)["input_ids"]) == 16
 
 
@@ -146,7 +166,11 @@ def test_files_that_are_missing_or_empty_are_named(tmp_path: Path) -> None:
     good, empty = write(tmp_path / "good.txt", "ab\n" * 50), write(tmp_path / "empty.txt", "")
     for files, error, expected in (
         ((), ConfigError, "needs the field 'files'; give it the paths"),
-        ((good, str(tmp_path / "absent.txt")), DataError, r"absent\.txt cannot be read \(No such file"),
+        (
+            (good, str(tmp_path / "absent.txt")),
+            DataError,
+            r"absent\.txt cannot be read \(No such file",
+        ),
         ((str(tmp_path),), DataError, r"cannot be read \(Is a directory\)"),
         ((good, empty), DataError, r"empty\.txt is empty; give a file with text"),
     ):
@@ -164,7 +188,9 @@ def test_too_little_text_is_told(tmp_path: Path) -> None:
     task = Text((write(tmp_path / "short.txt", "abcdefghijk"),))
     tokenizer = character_tokenizer(task.characters())
     assert task.size("train", tokenizer) == 1
-    with pytest.raises(DataError, match=r"The valid split of .*short\.txt holds 1 tokens, too few for a window"):
+    with pytest.raises(
+        DataError, match=r"The valid split of .*short\.txt holds 1 tokens, too few for a window"
+    ):
         task.size("valid", tokenizer)
 
 
@@ -179,7 +205,9 @@ def test_what_makes_no_sense_is_refused(task: Text, characters: Any) -> None:
         task.example("train", 0)
     size = task.size("test", characters)
     for index in (-1, size):
-        with pytest.raises(DataError, match=f"no text window {index}, as the test split holds {size}"):
+        with pytest.raises(
+            DataError, match=f"no text window {index}, as the test split holds {size}"
+        ):
             task.encode("test", index, characters)
     with pytest.raises(DataError, match="does not know a part of"):
         task.size("train", character_tokenizer("ab"))
@@ -205,5 +233,7 @@ def test_a_stream_that_breaks_is_named() -> None:
 
     coming = streamed(rows(), "some/set")
     assert next(coming) == {"text": "first"}
-    with pytest.raises(DataError, match=r"the data set some/set stopped coming: peer closed; try again"):
+    with pytest.raises(
+        DataError, match=r"the data set some/set stopped coming: peer closed; try again"
+    ):
         next(coming)

@@ -1,4 +1,5 @@
-"""Variable assignment: the chain has the hops that its depth says, and the answer follows from it alone."""
+"""Variable assignment: the chain has the hops that its depth says, and the answer follows from it
+alone."""
 
 from collections import Counter
 from typing import Any
@@ -48,13 +49,22 @@ def test_the_chain_of_thought_walks_the_chain(template: Any) -> None:
         example = task.example("train", index)
         assigned, way = solved(example, template)
         assert example.completion.strip().split("=") == [*way[1:], assigned[way[-1]]]
-        assert task.score(example, example.completion) and task.score(example, f"x=y={assigned[way[-1]]}\nmore")
-        for wrong in (assigned[way[-1]], "", "=", example.completion + "1", f"{example.completion[:-1]}x"):
+        assert task.score(example, example.completion) and task.score(
+            example, f"x=y={assigned[way[-1]]}\nmore"
+        )
+        for wrong in (
+            assigned[way[-1]],
+            "",
+            "=",
+            example.completion + "1",
+            f"{example.completion[:-1]}x",
+        ):
             assert not task.score(example, wrong)
 
 
 def test_nothing_gives_the_answer_away() -> None:
-    """Neither the asked name, nor the first line's value, nor the number of distractors on a value."""
+    """Neither the asked name, nor the first line's value, nor the number of distractors on a
+    value."""
     task = VariableAssignment(template="bare", min_depth=2, max_depth=2)
     right, pointed = 0, 0
     answers: Counter[str] = Counter()
@@ -64,7 +74,9 @@ def test_nothing_gives_the_answer_away() -> None:
         values = [value for value in assigned.values() if value.isdigit()]
         answers[example.completion] += 1
         right += values[0] == example.completion
-        aliased = Counter(value for value in assigned.values() if value in assigned and assigned[value].isdigit())
+        aliased = Counter(
+            value for value in assigned.values() if value in assigned and assigned[value].isdigit()
+        )
         pointed += len(aliased) > 1
     assert all(100 < answers[str(digit)] < 200 for digit in range(10)), answers
     assert 0.15 < right / 1500 < 0.29  # one in eight, or the same digit by chance
@@ -80,7 +92,10 @@ def test_lengths_are_depths() -> None:
 
 
 def test_letters_run_out_with_a_clear_message() -> None:
-    with pytest.raises(ConfigError, match=r"max_depth is 38, but 52 letters .* a chain of depth 37 at most; lower it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"max_depth is 38, but 52 letters .* a chain of depth 37 at most; lower it",
+    ):
         VariableAssignment(max_depth=38)
     with pytest.raises(ConfigError, match="length is 38"):
         VariableAssignment().example("train", 0, 38)

@@ -1,4 +1,5 @@
-"""From a recipe to a model: from scratch in the shape that was asked for, or loaded; every failure is a clear error."""
+"""From a recipe to a model: from scratch in the shape that was asked for, or loaded; every failure
+is a clear error."""
 
 import json
 from pathlib import Path
@@ -8,7 +9,14 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, GPT2LMHeadModel, LlamaForCausalLM, OPTForCausalLM, PreTrainedModel, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    OPTForCausalLM,
+    PreTrainedModel,
+    Qwen3ForCausalLM,
+)
 
 import undertow
 from undertow import Sequential
@@ -49,24 +57,36 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
 
 def test_further_settings_are_the_architectures_own(tmp_path: Path) -> None:
     def moved(settings: dict[str, Any]) -> bool:
-        """Whether logits change when all positions are stretched, which a shift alone would not do to rotary ones."""
+        """Whether logits change when all positions are stretched, which a shift alone would not do
+        to rotary ones."""
         changes = {"architecture": "smollm3", "settings": settings}
         model, _ = build(tiny.recipe(tmp_path, model=changes), seed=0)
-        apart = model(input_ids=IDS, position_ids=3 * torch.arange(IDS.shape[1])[None]).logits - model(input_ids=IDS).logits
+        apart = (
+            model(input_ids=IDS, position_ids=3 * torch.arange(IDS.shape[1])[None]).logits
+            - model(input_ids=IDS).logits
+        )
         return float(apart.detach().abs().max()) > 1e-4
 
     assert moved({}) and not moved({"no_rope_layers": [0, 0]})
     for settings, expected in (
-        ({"no_rope_layer": [0, 0]}, "holds no_rope_layer, which smollm3 has not; did you mean 'no_rope_layers'?"),
+        (
+            {"no_rope_layer": [0, 0]},
+            "holds no_rope_layer, which smollm3 has not; did you mean 'no_rope_layers'?",
+        ),
         ({"hidden_size": 8}, "holds hidden_size, which is model.width here; set that"),
-        ({"intermediate_size": 8}, "holds intermediate_size, which is model.feed_forward here; set that"),
+        (
+            {"intermediate_size": 8},
+            "holds intermediate_size, which is model.feed_forward here; set that",
+        ),
     ):
         with pytest.raises(ConfigError) as error:
             moved(settings)
         assert expected in str(error.value)
 
 
-@pytest.mark.parametrize("recurrence", [tiny.TURBOCONN, tiny.T2MLR, None], ids=["turboconn", "t2mlr", "plain"])
+@pytest.mark.parametrize(
+    "recurrence", [tiny.TURBOCONN, tiny.T2MLR, None], ids=["turboconn", "t2mlr", "plain"]
+)
 @pytest.mark.parametrize(
     ("architecture", "expected"),
     [
@@ -78,14 +98,24 @@ def test_further_settings_are_the_architectures_own(tmp_path: Path) -> None:
     ],
 )
 def test_from_scratch(architecture: str, expected: type, recurrence: Any, tmp_path: Path) -> None:
-    recipe = tiny.recipe(tmp_path, model={"architecture": architecture, "feed_forward": 24}, recurrence=recurrence)
+    recipe = tiny.recipe(
+        tmp_path, model={"architecture": architecture, "feed_forward": 24}, recurrence=recurrence
+    )
     model, tokenizer = build(recipe, seed=0)
     assert isinstance(model, expected)
     config = model.config
     assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (2, 16, 2)
     assert config.vocab_size == len(tokenizer) == len("01=") + 3
-    assert (config.pad_token_id, config.eos_token_id) == (tokenizer.pad_token_id, tokenizer.eos_token_id)
-    widths = {size for name, weight in model.named_parameters() if "mlp" in name or "fc" in name for size in weight.shape}
+    assert (config.pad_token_id, config.eos_token_id) == (
+        tokenizer.pad_token_id,
+        tokenizer.eos_token_id,
+    )
+    widths = {
+        size
+        for name, weight in model.named_parameters()
+        if "mlp" in name or "fc" in name
+        for size in weight.shape
+    }
     assert 24 in widths, f"feed_forward was not taken: {widths}"
     hosted = {name for name, _ in model.named_parameters() if ".recurrence." in name}
     assert bool(hosted) == (recurrence is not None)
@@ -94,7 +124,13 @@ def test_from_scratch(architecture: str, expected: type, recurrence: Any, tmp_pa
 
 def test_every_shape_setting_reaches_the_model() -> None:
     section = ModelSection(
-        layers=3, width=24, heads=4, key_value_heads=2, feed_forward=40, positions=128, initializer_range=0.5
+        layers=3,
+        width=24,
+        heads=4,
+        key_value_heads=2,
+        feed_forward=40,
+        positions=128,
+        initializer_range=0.5,
     )
     config = from_scratch(section, TOKENIZER).config
     assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (3, 24, 4)
@@ -112,18 +148,29 @@ def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        ({"architecture": "lama"}, "'lama' is no causal language model that transformers knows; did you mean 'llama'?"),
+        (
+            {"architecture": "lama"},
+            "'lama' is no causal language model that transformers knows; did you mean 'llama'?",
+        ),
         ({"architecture": "t5"}, "'t5' is no causal language model"),
         ({"architecture": "undertow"}, "'undertow' is no causal language model"),
         (
             {"architecture": "bloom", "feed_forward": 24},
             "model.feed_forward is set, but bloom has no such setting; remove it",
         ),
-        ({"architecture": "gpt2", "key_value_heads": 1}, "model.key_value_heads is set, but gpt2 has no such setting"),
-        ({"width": 20, "heads": 4}, "model.architecture 'llama' cannot be built from scratch in this shape: "),
+        (
+            {"architecture": "gpt2", "key_value_heads": 1},
+            "model.key_value_heads is set, but gpt2 has no such setting",
+        ),
+        (
+            {"width": 20, "heads": 4},
+            "model.architecture 'llama' cannot be built from scratch in this shape: ",
+        ),
     ],
 )
-def test_what_cannot_be_built_is_refused(model: dict[str, Any], expected: str, tmp_path: Path) -> None:
+def test_what_cannot_be_built_is_refused(
+    model: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as caught:
         build(tiny.recipe(tmp_path, model=model), seed=0)
     assert expected in str(caught.value)
@@ -131,9 +178,12 @@ def test_what_cannot_be_built_is_refused(model: dict[str, Any], expected: str, t
 
 
 def test_free_text_needs_a_pretrained_tokenizer(tmp_path: Path) -> None:
-    recipe = tiny.recipe(tmp_path, task={"kind": "gsm8k", "train": "a.jsonl"}, evaluation={"lengths": []})
+    recipe = tiny.recipe(
+        tmp_path, task={"kind": "gsm8k", "train": "a.jsonl"}, evaluation={"lengths": []}
+    )
     with pytest.raises(
-        ConfigError, match=r"gsm8k is free text, which needs a pretrained model's tokenizer; set model\.path"
+        ConfigError,
+        match=r"gsm8k is free text, which needs a pretrained model's tokenizer; set model\.path",
     ):
         build(recipe, seed=0)
 
@@ -143,13 +193,17 @@ def test_recurrence_must_fit(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="2"):
         build(tiny.recipe(tmp_path, recurrence=outside), seed=0)
     with pytest.raises(UnsupportedArchitectureError, match="rwkv"):
-        build(tiny.recipe(tmp_path, model={"architecture": "rwkv"}, recurrence=tiny.TURBOCONN), seed=0)
+        build(
+            tiny.recipe(tmp_path, model={"architecture": "rwkv"}, recurrence=tiny.TURBOCONN), seed=0
+        )
 
 
 # Loading
 
 
-def test_load_gives_the_saved_model_in_fp32_and_a_tokenizer_that_pads_left(checkpoint: Path) -> None:
+def test_load_gives_the_saved_model_in_fp32_and_a_tokenizer_that_pads_left(
+    checkpoint: Path,
+) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
     model, tokenizer = load(str(checkpoint))
@@ -170,7 +224,9 @@ def test_load_pads_with_the_end_token_where_there_is_no_padding_token(tmp_path: 
 
 def test_a_pretrained_model_starts_as_itself(checkpoint: Path, tmp_path: Path) -> None:
     plain, _ = load(str(checkpoint))
-    model, _ = build(tiny.recipe(tmp_path, model={"path": str(checkpoint)}, recurrence=tiny.TURBOCONN), seed=0)
+    model, _ = build(
+        tiny.recipe(tmp_path, model={"path": str(checkpoint)}, recurrence=tiny.TURBOCONN), seed=0
+    )
     torch.testing.assert_close(logits(model), logits(plain))
 
 
@@ -186,16 +242,22 @@ def test_a_saved_recurrence_comes_with_its_model_and_takes_the_solver(tmp_path: 
 
 
 def test_load_refuses_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"is no checkpoint: it has no config\.json; give a folder"):
+    with pytest.raises(
+        CheckpointError, match=r"is no checkpoint: it has no config\.json; give a folder"
+    ):
         load(str(tmp_path))
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="is no checkpoint"):
         load(str(tmp_path / "file"))
 
 
-@pytest.mark.parametrize("name", ["nowhere", "no/where", "no/where/at/all", "./nowhere", "/no/where"])
+@pytest.mark.parametrize(
+    "name", ["nowhere", "no/where", "no/where/at/all", "./nowhere", "/no/where"]
+)
 def test_load_refuses_a_missing_path(name: str) -> None:
-    with pytest.raises(CheckpointError, match=f"there is no folder {name} and no model of that name: ."):
+    with pytest.raises(
+        CheckpointError, match=f"there is no folder {name} and no model of that name: ."
+    ):
         load(name)
 
 
@@ -232,7 +294,10 @@ def test_load_never_fills_in_missing_weights(checkpoint: Path) -> None:
     weights = tiny.weights(checkpoint)
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"lacks 1 weights of its model, model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"lacks 1 weights of its model, model\.layers\.1\.mlp\.up_proj\.weight",
+    ):
         load(str(checkpoint))
 
 

@@ -1,4 +1,5 @@
-"""Checkpoints prove themselves: which one a run goes on from, what is said of others, and what is never removed."""
+"""Checkpoints prove themselves: which one a run goes on from, what is said of others, and what is
+never removed."""
 
 import errno
 import json
@@ -84,7 +85,9 @@ def test_a_damaged_checkpoint_is_skipped_and_named(
     chosen, (said,) = choose(folder)
     assert chosen == folder / "checkpoint-4"
     assert said.startswith("checkpoint-6 is skipped: ") and name in said
-    assert [path.name for path in checkpoints(folder)] == ["checkpoint-6", "checkpoint-4"], "it may be readable later"
+    assert [path.name for path in checkpoints(folder)] == ["checkpoint-6", "checkpoint-4"], (
+        "it may be readable later"
+    )
     train(wanted, seed=0)
     assert f"undertow: {said}" in capsys.readouterr().err
     assert said in [entry.get("text") for entry in read_log(folder / "log.jsonl")]
@@ -102,19 +105,24 @@ def test_every_damage_of_every_file_is_found(name: str, damage: str, wanted: Rec
     assert last_checkpoint(folder) == folder / "checkpoint-4"
     DAMAGES[damage](folder / "checkpoint-4" / name)
     with pytest.raises(
-        CheckpointError, match=r"no checkpoint in .* can be resumed from \(checkpoint-6 is .*; checkpoint-4 is"
+        CheckpointError,
+        match=r"no checkpoint in .* can be resumed from \(checkpoint-6 is .*; checkpoint-4 is",
     ):
         last_checkpoint(folder)
 
 
-def test_without_hashes_other_weights_would_be_resumed_from(wanted: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_hashes_other_weights_would_be_resumed_from(
+    wanted: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = run_folder(wanted, 0)
     flip(folder / "checkpoint-6" / "model.safetensors")
     monkeypatch.setattr(checkpoints_module, "check_manifest", lambda *_: None)
     assert last_checkpoint(folder) == folder / "checkpoint-6"
 
 
-def test_a_run_never_starts_anew_on_top_of_damaged_checkpoints(wanted: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_never_starts_anew_on_top_of_damaged_checkpoints(
+    wanted: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run_folder(wanted, 0)
     for path in checkpoints(folder):
         flip(path / "optimizer.pt")
@@ -129,7 +137,9 @@ def test_a_run_never_starts_anew_on_top_of_damaged_checkpoints(wanted: Recipe, c
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
-def test_a_passing_read_error_removes_nothing(number: int, wanted: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_passing_read_error_removes_nothing(
+    number: int, wanted: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = run_folder(wanted, 0)
     digest = manifest.digest
 
@@ -149,7 +159,10 @@ def test_the_newest_is_found_by_number_and_has_to_have_its_own(wanted: Recipe) -
     folder = run_folder(wanted, 0)
     (folder / "checkpoint-6").rename(folder / "checkpoint-12")
     chosen, (said,) = choose(folder)
-    assert chosen == folder / "checkpoint-4" and "checkpoint-12 is of step 6; give it its name back" in said
+    assert (
+        chosen == folder / "checkpoint-4"
+        and "checkpoint-12 is of step 6; give it its name back" in said
+    )
     (folder / "checkpoint-notes").mkdir()  # the user's own
     assert [path.name for path in checkpoints(folder)] == ["checkpoint-12", "checkpoint-4"]
 
@@ -160,7 +173,10 @@ def test_a_checkpoint_of_an_older_undertow_is_read_through(wanted: Recipe, whole
         (path / MANIFEST).unlink()
     chosen, (said,) = choose(folder)
     assert chosen == folder / "checkpoint-6"
-    assert "checkpoint-6 has no manifest.json, as those of an older undertow: it is complete and can be read" in said
+    assert (
+        "checkpoint-6 has no manifest.json, as those of an older undertow: it is complete and can "
+        "be read" in said
+    )
     for name in NEEDED:
         content = (folder / "checkpoint-6" / name).read_bytes()
         for damage in ("half", "missing"):
@@ -208,23 +224,34 @@ def test_a_checkpoint_of_another_model_is_refused(wanted: Recipe) -> None:
         state = torch.load(path / "optimizer.pt", weights_only=True)
         state["param_groups"][0]["params"].pop()
         torch.save(state, path / "optimizer.pt")
-    with pytest.raises(CheckpointError, match=r"checkpoint-6 does not fit this training: .*; remove it if it is of another"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"checkpoint-6 does not fit this training: .*; remove it if it is of another",
+    ):
         train(wanted, seed=0)
 
 
-def test_checkpoints_beside_a_finished_model_go_unless_it_is_damaged(wanted: Recipe, whole: Path) -> None:
+def test_checkpoints_beside_a_finished_model_go_unless_it_is_damaged(
+    wanted: Recipe, whole: Path
+) -> None:
     folder = run_folder(wanted, 0)
     shutil.copytree(whole / "model", folder / "model")
     (folder / ".model.writing").mkdir()
     flip(folder / "model" / "model.safetensors")
     with pytest.raises(
-        CheckpointError, match=r"model\.safetensors is not what was saved.* or remove .*model and train again"
+        CheckpointError,
+        match=r"model\.safetensors is not what was saved.* or remove .*model and train again",
     ):
         train(wanted, seed=0)
     assert len(checkpoints(folder)) == 2
     flip(folder / "model" / "model.safetensors")
     train(wanted, seed=0)
-    assert sorted(path.name for path in folder.iterdir()) == ["log.jsonl", "model", "recipe.yaml", "versions.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "log.jsonl",
+        "model",
+        "recipe.yaml",
+        "versions.json",
+    ]
 
 
 def test_evaluation_cleans_up_too(wanted: Recipe, whole: Path) -> None:
@@ -236,7 +263,9 @@ def test_evaluation_cleans_up_too(wanted: Recipe, whole: Path) -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_only_the_run_s_own_checkpoints_are_removed(finished: bool, wanted: Recipe, whole: Path, tmp_path: Path) -> None:
+def test_only_the_run_s_own_checkpoints_are_removed(
+    finished: bool, wanted: Recipe, whole: Path, tmp_path: Path
+) -> None:
     folder = run_folder(wanted, 0)
     if finished:
         shutil.copytree(whole / "model", folder / "model")
@@ -255,7 +284,9 @@ def test_only_the_run_s_own_checkpoints_are_removed(finished: bool, wanted: Reci
 
 @pytest.mark.parametrize("content", [{}, [], None, 1, torch.ones(2)], ids=str)
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_state_of_another_kind_in_an_older_checkpoint_is_found(name: str, content: object, wanted: Recipe) -> None:
+def test_state_of_another_kind_in_an_older_checkpoint_is_found(
+    name: str, content: object, wanted: Recipe
+) -> None:
     folder = run_folder(wanted, 0)
     (folder / "checkpoint-6" / MANIFEST).unlink()
     assert last_checkpoint(folder) == folder / "checkpoint-6", "the control"
@@ -267,7 +298,13 @@ def test_state_of_another_kind_in_an_older_checkpoint_is_found(name: str, conten
 @pytest.mark.parametrize(
     "change",
     [
-        *({"unknown": 1}, {"log_history": 5}, {"stateful_callbacks": []}, {"max_steps": "x"}, {"epoch": "y"}),
+        *(
+            {"unknown": 1},
+            {"log_history": 5},
+            {"stateful_callbacks": []},
+            {"max_steps": "x"},
+            {"epoch": "y"},
+        ),
         {"train_batch_size": None},
     ],
     ids=str,

@@ -23,22 +23,48 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def test_loops_a_checkpoint(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_loops_a_checkpoint(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "looped"
-    assert main(["convert", str(checkpoint), str(output), "--prelude=0", "--core=1-2", "--coda=3", "--depth=6"]) == 0
-    assert "(1, 2, 1) layers, 6 iterations; one iteration equals the model, bit for bit" in capsys.readouterr().out
+    assert (
+        main(
+            [
+                "convert",
+                str(checkpoint),
+                str(output),
+                "--prelude=0",
+                "--core=1-2",
+                "--coda=3",
+                "--depth=6",
+            ]
+        )
+        == 0
+    )
+    assert (
+        "(1, 2, 1) layers, 6 iterations; one iteration equals the model, bit for bit"
+        in capsys.readouterr().out
+    )
     model = AutoModelForCausalLM.from_pretrained(output)
     assert find_attachment(model).looped.depth == 6
     tokens = ids(1, 5)
     with torch.no_grad():
-        assert difference(model(tokens, depth=1).logits, unhosted("llama")(tokens).logits) < ROUNDING
-    assert main(["convert", str(checkpoint), str(tmp_path / "fewer"), "--core=1,3", "--no-injection"]) == 0
+        assert (
+            difference(model(tokens, depth=1).logits, unhosted("llama")(tokens).logits) < ROUNDING
+        )
+    assert (
+        main(["convert", str(checkpoint), str(tmp_path / "fewer"), "--core=1,3", "--no-injection"])
+        == 0
+    )
     assert "2 of 4 layers are left out" in capsys.readouterr().out
 
 
 def test_imports_training_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, tokens = small(), ids(1, 4)
-    torch.save({"model": {f"_orig_mod.{k}": v for k, v in model.state_dict().items()}}, tmp_path / "weights.pth")
+    torch.save(
+        {"model": {f"_orig_mod.{k}": v for k, v in model.state_dict().items()}},
+        tmp_path / "weights.pth",
+    )
     model.config.to_json_file(tmp_path / "config.json")
     assert main(["convert", str(tmp_path / "weights.pth"), str(tmp_path / "out"), "--huginn"]) == 0
     assert "parameters" in capsys.readouterr().out
@@ -59,7 +85,11 @@ def test_imports_training_weights(tmp_path: Path, capsys: pytest.CaptureFixture[
     ],
 )
 def test_mistakes(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], match: str
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    match: str,
 ) -> None:
     assert main(["convert", str(checkpoint), str(tmp_path / "out"), *arguments]) == 2
     assert match in capsys.readouterr().err
@@ -73,6 +103,8 @@ def test_nothing_to_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_picks() -> None:
-    assert picks("0-3") == (0, 1, 2, 3) and picks("0,2, 5-7") == (0, 2, 5, 6, 7) and picks(None) == ()
+    assert (
+        picks("0-3") == (0, 1, 2, 3) and picks("0,2, 5-7") == (0, 2, 5, 6, 7) and picks(None) == ()
+    )
     with pytest.raises(ConfigError, match="not written as"):
         picks("3-")

@@ -1,4 +1,5 @@
-"""The order of a training's examples: pure, reshuffled every pass, bucketed by length without losing any."""
+"""The order of a training's examples: pure, reshuffled every pass, bucketed by length without
+losing any."""
 
 import dataclasses
 import itertools
@@ -26,7 +27,9 @@ TEXT = character_tokenizer("".join(map(chr, range(32, 127))) + "\n")
 SECTION = TrainingSection(steps=5, batch=4, accumulate=2)
 
 
-def items(task: Task, section: TrainingSection, seed: int = 0, tokenizer: Any = BITS) -> list[tuple[int, ...]]:
+def items(
+    task: Task, section: TrainingSection, seed: int = 0, tokenizer: Any = BITS
+) -> list[tuple[int, ...]]:
     dataset: Any = training_set(task, tokenizer, section, seed)[0]
     return [tuple(dataset[i]["input_ids"]) for i in range(len(dataset))]
 
@@ -39,7 +42,9 @@ def batches(order: Sequence[Any], batch: int) -> list[Sequence[Any]]:
 def problems(tmp_path: Path) -> GSM8K:
     """Thirty word problems of different lengths, none of them held out."""
     path, valid = tmp_path / "train.jsonl", tmp_path / "valid.jsonl"
-    rows = [{"question": f"{'How many? ' * (n % 7 + 1)}{n}", "answer": f"#### {n}"} for n in range(30)]
+    rows = [
+        {"question": f"{'How many? ' * (n % 7 + 1)}{n}", "answer": f"#### {n}"} for n in range(30)
+    ]
     path.write_text("\n".join(map(json.dumps, rows)))
     valid.write_text(json.dumps(rows[0]))
     return GSM8K(train=str(path), valid=str(valid))
@@ -70,7 +75,9 @@ def test_each_seed_and_each_task_seed_draw_examples_of_their_own() -> None:
 def test_items_are_the_training_split_encoded() -> None:
     section = dataclasses.replace(SECTION, bucket_by_length=False)
     dataset: Any = training_set(PARITY, BITS, section, seed=0)[0]
-    assert [dataset[i] for i in range(8)] == [encode(PARITY.example("train", i), BITS) for i in range(8)]
+    assert [dataset[i] for i in range(8)] == [
+        encode(PARITY.example("train", i), BITS) for i in range(8)
+    ]
 
 
 # Passes over a finite split
@@ -144,17 +151,25 @@ def test_what_the_model_cannot_read_is_an_error(problems: GSM8K) -> None:
     dataset, skipped = training_set(problems, TEXT, section, seed=0, context=longest)
     assert skipped == 0 and len(dataset) == 30
     assert max(len(dataset[i]["input_ids"]) for i in range(30)) == longest
-    with pytest.raises(DataError, match=f"gsm8k train example .* tokens, but at most {longest - 1} may be read"):
+    with pytest.raises(
+        DataError, match=f"gsm8k train example .* tokens, but at most {longest - 1} may be read"
+    ):
         training_set(problems, TEXT, section, seed=0, context=longest - 1)
-    with pytest.raises(ConfigError, match=r"training\.max_tokens is 50, but the model reads 49 tokens at most"):
-        training_set(problems, TEXT, dataclasses.replace(section, max_tokens=50), seed=0, context=49)
+    with pytest.raises(
+        ConfigError, match=r"training\.max_tokens is 50, but the model reads 49 tokens at most"
+    ):
+        training_set(
+            problems, TEXT, dataclasses.replace(section, max_tokens=50), seed=0, context=49
+        )
 
 
 @pytest.mark.parametrize("bucket", [True, False])
 def test_nothing_left_is_an_error(problems: GSM8K, bucket: bool) -> None:
     section = TrainingSection(steps=2, batch=4, max_tokens=2, bucket_by_length=bucket)
     for task, tokenizer, count in ((problems, TEXT, 30), (PARITY, BITS, 8)):
-        with pytest.raises(DataError, match=f"all {count} have more than 2 tokens; raise training.max_tokens"):
+        with pytest.raises(
+            DataError, match=f"all {count} have more than 2 tokens; raise training.max_tokens"
+        ):
             training_set(task, tokenizer, section, seed=0)
 
 
@@ -175,7 +190,9 @@ def test_missing_file_is_an_error(tmp_path: Path) -> None:
     data=st.data(),
 )
 @hypothesis_settings(max_examples=60, deadline=None)
-def test_bucketing_keeps_the_multiset(lengths: list[int], batch: int, seed: int, data: st.DataObject) -> None:
+def test_bucketing_keeps_the_multiset(
+    lengths: list[int], batch: int, seed: int, data: st.DataObject
+) -> None:
     order = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=150))
     assert Counter(bucketed(order, lengths, batch, random.Random(seed))) == Counter(order)
 

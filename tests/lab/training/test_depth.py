@@ -1,4 +1,5 @@
-"""Training recurrent-depth models by recipe: native and looped, with schedules, gates, monitors and resume."""
+"""Training recurrent-depth models by recipe: native and looped, with schedules, gates, monitors and
+resume."""
 
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,14 @@ def test_trains_measures_and_saves(tmp_path: Path, depth: dict[str, Any]) -> Non
     assert len(found) == 12
     logged = [entry for entry in entries(folder) if "loss" in entry]
     assert all(-1 <= entry["token_correlation"] <= 1.0001 for entry in logged)
-    assert logged[-1]["relative_residual"] > 0  # an adapter that starts by passing e through does not look at the state yet
+    assert (
+        logged[-1]["relative_residual"] > 0
+    )  # an adapter that starts by passing e through does not look at the state yet
     at_depths = {
-        key for entry in entries(folder) for key in entry if key.startswith("eval_depth_") and key.endswith("_loss")
+        key
+        for entry in entries(folder)
+        for key in entry
+        if key.startswith("eval_depth_") and key.endswith("_loss")
     }
     assert at_depths == {f"eval_depth_{r}_loss" for r in (1, 2, 3, 6, 12)}
     model, _ = load(str(folder / "model"))
@@ -46,7 +52,9 @@ def test_trains_measures_and_saves(tmp_path: Path, depth: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("objective", ["loop-lm", "gate"])
 def test_gate_objectives(tmp_path: Path, objective: str) -> None:
-    folder = train(recipe(tmp_path, depth=GATED | {"objective": objective}, training={"weight_decay": 0.0}), 0)
+    folder = train(
+        recipe(tmp_path, depth=GATED | {"objective": objective}, training={"weight_decay": 0.0}), 0
+    )
     after, _ = load(str(folder / "model"))
     shallow = train(
         recipe(
@@ -59,7 +67,9 @@ def test_gate_objectives(tmp_path: Path, objective: str) -> None:
     )
     before, _ = load(str(shallow / "model"))
     moved = {
-        name for name, p in after.named_parameters() if float((p - before.get_parameter(name)).detach().abs().max()) > 1e-6
+        name
+        for name, p in after.named_parameters()
+        if float((p - before.get_parameter(name)).detach().abs().max()) > 1e-6
     }
     assert any("loop.gate" in name for name in moved)
     assert any("mlp" in name for name in moved) == (objective == "loop-lm")
@@ -78,15 +88,26 @@ def test_accumulating_changes_no_loss(tmp_path: Path, objective: str) -> None:
     assert logged[1]["grad_norm"] == pytest.approx(logged[0]["grad_norm"], rel=1e-3)
 
 
-@pytest.mark.parametrize("solver", [{"kind": "sequential"}, {"kind": "chunked", "chunk": 4}, {"kind": "scan"}])
-def test_beside_a_recurrence_in_time_there_are_no_monitors(tmp_path: Path, solver: dict[str, Any]) -> None:
-    """A solver runs the loop on some tokens, or again and again: what a monitor saw would be no state of the sequence."""
+@pytest.mark.parametrize(
+    "solver", [{"kind": "sequential"}, {"kind": "chunked", "chunk": 4}, {"kind": "scan"}]
+)
+def test_beside_a_recurrence_in_time_there_are_no_monitors(
+    tmp_path: Path, solver: dict[str, Any]
+) -> None:
+    """A solver runs the loop on some tokens, or again and again: what a monitor saw would be no
+    state of the sequence."""
     both = {"recurrence": {"kind": "t2mlr", "first_layer": 0, "last_layer": 1}, "solver": solver}
     folder = train(recipe(tmp_path, depth=LOOPED, training={"steps": 2}, **both), 0)
-    assert len(losses(folder)) == 2 and not any("token_correlation" in entry for entry in entries(folder))
-    with pytest.raises(ConfigError, match=r"objective gate weighs the loss of every iteration.*use objective last"):
+    assert len(losses(folder)) == 2 and not any(
+        "token_correlation" in entry for entry in entries(folder)
+    )
+    with pytest.raises(
+        ConfigError, match=r"objective gate weighs the loss of every iteration.*use objective last"
+    ):
         train(recipe(tmp_path, name="gated", depth=GATED | {"objective": "gate"}, **both), 0)
-    assert not (tmp_path / "gated").exists(), "it left a folder, which would refuse the mended recipe"
+    assert not (tmp_path / "gated").exists(), (
+        "it left a folder, which would refuse the mended recipe"
+    )
 
 
 def test_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,13 +129,24 @@ def test_depths_follow_the_seed_and_differ_between_seeds() -> None:
 
 def test_evaluation_does_not_depend_on_the_step(tmp_path: Path) -> None:
     """The same weights have the same held-out loss at a depth, whenever it is measured."""
-    folder = train(recipe(tmp_path, depth=NATIVE, training={"steps": 2, "learning_rate": 1e-12, "evaluate_every": 1}), 0)
-    values = [entry["eval_depth_3_loss"] for entry in entries(folder) if "eval_depth_3_loss" in entry]
+    folder = train(
+        recipe(
+            tmp_path,
+            depth=NATIVE,
+            training={"steps": 2, "learning_rate": 1e-12, "evaluate_every": 1},
+        ),
+        0,
+    )
+    values = [
+        entry["eval_depth_3_loss"] for entry in entries(folder) if "eval_depth_3_loss" in entry
+    ]
     assert len(values) >= 2 and max(values) - min(values) < 1e-5
     means = [entry["eval_loss"] for entry in entries(folder) if "eval_loss" in entry]
     assert means == values  # 3 is the trained mean
     keys = {key for entry in entries(folder) for key in entry}
-    assert "eval_depth_6_runtime" in keys and "eval_depth_3_runtime" not in keys, "the mean is measured once"
+    assert "eval_depth_6_runtime" in keys and "eval_depth_3_runtime" not in keys, (
+        "the mean is measured once"
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,11 +169,15 @@ def test_mistakes(tmp_path: Path, depth: dict[str, Any], match: str) -> None:
 
 def test_native_model_takes_no_recurrence_in_time(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="takes no recurrence in time"):
-        recipe(tmp_path, depth=NATIVE, recurrence={"kind": "t2mlr", "first_layer": 0, "last_layer": 1})
+        recipe(
+            tmp_path, depth=NATIVE, recurrence={"kind": "t2mlr", "first_layer": 0, "last_layer": 1}
+        )
 
 
 def test_both_axes_train(tmp_path: Path) -> None:
-    both = recipe(tmp_path, depth=LOOPED, recurrence={"kind": "t2mlr", "first_layer": 0, "last_layer": 1})
+    both = recipe(
+        tmp_path, depth=LOOPED, recurrence={"kind": "t2mlr", "first_layer": 0, "last_layer": 1}
+    )
     folder = train(both, 0)
     model, _ = load(str(folder / "model"))
     attachment = find_attachment(model)

@@ -1,4 +1,5 @@
-"""`undertow train --dry-run` on the full-scale recipes and tiny ones: counts against hand computations, no files written."""
+"""`undertow train --dry-run` on the full-scale recipes and tiny ones: counts against hand
+computations, no files written."""
 
 import json
 import math
@@ -14,7 +15,13 @@ from undertow.config import from_mapping, load_yaml
 from undertow.errors import ConfigError, DataError
 from undertow.lab.study.study import Study
 from undertow.lab.tasks import Text, character_tokenizer
-from undertow.lab.training.build import build, count_parameters, load_tokenizer, outline, tokenizer_for
+from undertow.lab.training.build import (
+    build,
+    count_parameters,
+    load_tokenizer,
+    outline,
+    tokenizer_for,
+)
 from undertow.lab.training.dry_run import dry_run, estimate, passes
 from undertow.lab.training.recipe import Recipe
 from undertow.lab.training.run import load_recipe
@@ -40,11 +47,16 @@ PARAMETERS = {
 
 @pytest.fixture
 def local(tmp_path: Path) -> list[str]:
-    """Overrides that put a small local text and tokenizer in the place of what a full-scale recipe names."""
+    """Overrides that put a small local text and tokenizer in the place of what a full-scale recipe
+    names."""
     text = "".join(f"line {number} of some text\n" for number in range(4000))
     (tmp_path / "text.txt").write_text(text)
     character_tokenizer(text).save_pretrained(tmp_path / "tokenizer")
-    files = ["--task.hub=null", f"--task.files=[{tmp_path / 'text.txt'}]", f"--task.cache={tmp_path / 'tokens'}"]
+    files = [
+        "--task.hub=null",
+        f"--task.files=[{tmp_path / 'text.txt'}]",
+        f"--task.cache={tmp_path / 'tokens'}",
+    ]
     return [*files, f"--model.tokenizer={tmp_path / 'tokenizer'}"]
 
 
@@ -56,16 +68,31 @@ def test_every_full_scale_recipe_is_checked() -> None:
 
 
 def test_openmath_retrofit(tmp_path: Path) -> None:
-    """SmolLM2-1.7B-Instruct's shape with T²MLR(5, 20), on rows as released; epochs count what is short enough."""
+    """SmolLM2-1.7B-Instruct's shape with T²MLR(5, 20), on rows as released; epochs count what is
+    short enough."""
     tokenizer = character_tokenizer("abcdefghijklmnopqrstuvwxyz: ")
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + m['content'] + eos_token }}{% endfor %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] + m['content'] + eos_token }}{% endfor %}"
+    )
     tokenizer.save_pretrained(tmp_path)
-    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 32}
+    shape = {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+    }
     shape["max_position_embeddings"] = 8192
     LlamaConfig(vocab_size=49152, tie_word_embeddings=True, **shape).save_pretrained(tmp_path)
-    rows = [{"problem": f"{'a' * (i % 26)}", "generated_solution": "b" * (5000 if i == 3 else 9)} for i in range(600)]
+    rows = [
+        {"problem": f"{'a' * (i % 26)}", "generated_solution": "b" * (5000 if i == 3 else 9)}
+        for i in range(600)
+    ]
     (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    given = [f"--model.path={tmp_path}", "--task.hub=null", f"--task.train={tmp_path / 'chats.jsonl'}"]
+    given = [
+        f"--model.path={tmp_path}",
+        "--task.hub=null",
+        f"--task.train={tmp_path / 'chats.jsonl'}",
+    ]
     recipe = load_recipe(RECIPES / "smollm2-1.7b-t2mlr-openmath.yaml", given)
     found = estimate(recipe, outline(recipe), load_tokenizer(str(tmp_path)))
     assert found.parameters == found.trained == 1_711_376_384 + 5 * 2048**2 + 2 * 2048 + 2
@@ -85,7 +112,9 @@ def test_full_scale_recipes(name: str, local: list[str]) -> None:
     found = estimate(recipe, model, tokenizer)
     assert found.parameters == found.trained == PARAMETERS[name]
     each = 2 if "pause" in name else 1
-    assert found.tokens == 2048 * each and found.total_tokens == pytest.approx(1e10 * each, rel=1e-3)
+    assert found.tokens == 2048 * each and found.total_tokens == pytest.approx(
+        1e10 * each, rel=1e-3
+    )
     assert found.weights == 16 * PARAMETERS[name]
     assert recipe.training.batch * recipe.training.accumulate == 256
     assert not (Path(recipe.task.cache)).exists(), "a look must not tokenize everything"  # type: ignore[union-attr]
@@ -98,7 +127,9 @@ def test_full_scale_recipes(name: str, local: list[str]) -> None:
 
 def test_what_training_would_refuse_is_refused(tmp_path: Path) -> None:
     short = tiny.recipe(tmp_path, model={"positions": 8})
-    with pytest.raises(DataError, match=r"has \d+ tokens, but the model reads 8 at most; raise model.positions"):
+    with pytest.raises(
+        DataError, match=r"has \d+ tokens, but the model reads 8 at most; raise model.positions"
+    ):
         dry_run(short)
     paused = tiny.recipe(tmp_path, model={"positions": 14, "pauses": 1})
     with pytest.raises(DataError, match="the model reads 7 at most"):
@@ -109,14 +140,22 @@ def test_what_training_would_refuse_is_refused(tmp_path: Path) -> None:
 
 def test_what_the_times_leave_out_is_said(tmp_path: Path) -> None:
     said = "An exact rollout runs the block token after token"
-    for solver, expected in (({"kind": "sequential"}, True), ({"kind": "auto"}, True), ({"kind": "scan"}, False)):
-        assert (said in dry_run(tiny.recipe(tmp_path, recurrence=tiny.T2MLR, solver=solver))) == expected
+    for solver, expected in (
+        ({"kind": "sequential"}, True),
+        ({"kind": "auto"}, True),
+        ({"kind": "scan"}, False),
+    ):
+        assert (
+            said in dry_run(tiny.recipe(tmp_path, recurrence=tiny.T2MLR, solver=solver))
+        ) == expected
     assert said not in dry_run(tiny.recipe(tmp_path))
 
 
 def test_a_saved_loop_costs_what_a_new_one_does(tmp_path: Path) -> None:
     schedule = {"schedule": {"kind": "fixed", "depth": 3}}
-    new = tiny.recipe(tmp_path, depth={"looped": {"prelude": [0], "core": [1], "coda": []}} | schedule)
+    new = tiny.recipe(
+        tmp_path, depth={"looped": {"prelude": [0], "core": [1], "coda": []}} | schedule
+    )
     model, tokenizer = build(new, seed=0)
     model.save_pretrained(tmp_path / "loop")
     tokenizer.save_pretrained(tmp_path / "loop")
@@ -127,7 +166,10 @@ def test_a_saved_loop_costs_what_a_new_one_does(tmp_path: Path) -> None:
 def test_a_loop_s_iterations_need_memory(tmp_path: Path) -> None:
     found = []
     for depth in (1, 4):
-        looped = {"looped": {"prelude": [], "core": [0, 1], "coda": []}, "schedule": {"kind": "fixed", "depth": depth}}
+        looped = {
+            "looped": {"prelude": [], "core": [0, 1], "coda": []},
+            "schedule": {"kind": "fixed", "depth": depth},
+        }
         recipe = tiny.recipe(tmp_path, depth=looped)
         found.append(estimate(recipe, outline(recipe), tokenizer_for(recipe)).activations)
     assert 2 < found[1] / found[0] < 4
@@ -180,19 +222,26 @@ def test_the_core_costs_as_often_as_it_runs(depth: dict, tmp_path: Path) -> None
 
 
 def test_adapters_beside_a_recurrence(tmp_path: Path) -> None:
-    """The copy of the recurrence that PEFT keeps is no parameter of the model, and its block costs what it does without."""
+    """The copy of the recurrence that PEFT keeps is no parameter of the model, and its block costs
+    what it does without."""
     plain = tiny.recipe(tmp_path / "out")
     model, tokenizer = build(plain, seed=0)
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    changes = {"model": {"path": str(tmp_path / "model")}, "recurrence": tiny.TURBOCONN, "lora": {"rank": 2}}
+    changes = {
+        "model": {"path": str(tmp_path / "model")},
+        "recurrence": tiny.TURBOCONN,
+        "lora": {"rank": 2},
+    }
     recipe = from_mapping(Recipe, tiny.settings(tmp_path / "out") | changes)
     found = estimate(recipe, outline(recipe), tokenizer)
     assert found.parameters == count_parameters(build(recipe, seed=0)[0])["parameters"]
     assert found.trained < found.parameters
     whole = tiny.recipe(tmp_path / "out", recurrence=tiny.TURBOCONN)
     adapters = 2 * count_parameters(build(recipe, seed=0)[0])["adapters"]
-    assert found.forward == pytest.approx(estimate(whole, outline(whole), tokenizer).forward + adapters)
+    assert found.forward == pytest.approx(
+        estimate(whole, outline(whole), tokenizer).forward + adapters
+    )
     assert "found by" in dry_run(recipe)
 
 
@@ -218,7 +267,9 @@ def test_the_command(tmp_path: Path, local: list[str], capsys: pytest.CaptureFix
         assert named in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", sorted((RECIPES / "cpu").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((RECIPES / "cpu").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_cpu_recipes_can_be_read(path: Path) -> None:
     if path.stem.startswith("study-"):
         study = from_mapping(Study, load_yaml(path))

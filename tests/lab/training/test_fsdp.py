@@ -1,4 +1,5 @@
-"""Every recurrence shards with FSDP2: a training step on one process gives the loss and gradients of a step without."""
+"""Every recurrence shards with FSDP2: a training step on one process gives the loss and gradients
+of a step without."""
 
 import socket
 from collections.abc import Iterator
@@ -6,7 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from helpers import PATHWAYS, SAME, difference, logits, randomize, recurrent_parameters, tokens, unhosted
+from helpers import (
+    PATHWAYS,
+    SAME,
+    difference,
+    logits,
+    randomize,
+    recurrent_parameters,
+    tokens,
+    unhosted,
+)
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -17,7 +27,9 @@ import undertow
 from undertow import Looped
 from undertow.lab.training.gates import GateLog
 
-RECURRENCES = {name: PATHWAYS[name] for name in ("t2mlr-middle", "turboconn-3")} | {"looped": Looped((0,), (1, 2), (3,))}
+RECURRENCES = {name: PATHWAYS[name] for name in ("t2mlr-middle", "turboconn-3")} | {
+    "looped": Looped((0,), (1, 2), (3,))
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +52,18 @@ def shard(model: PreTrainedModel) -> PreTrainedModel:
 
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_a_training_step(name: str, group: None) -> None:
-    model, ids = randomize(undertow.attach(unhosted("llama"), RECURRENCES[name], undertow.Scan(2, 1))), tokens(2, 9)
+    model, ids = (
+        randomize(undertow.attach(unhosted("llama"), RECURRENCES[name], undertow.Scan(2, 1))),
+        tokens(2, 9),
+    )
     steps = []
     for sharded in (False, True):
         model.zero_grad()
         loss = (shard(model) if sharded else model)(ids, labels=ids, use_cache=False).loss
         loss.backward()
-        steps.append((loss.detach(), {key: p.grad for key, p in recurrent_parameters(model).items()}))
+        steps.append(
+            (loss.detach(), {key: p.grad for key, p in recurrent_parameters(model).items()})
+        )
     (loss, want), (sharded_loss, got) = steps
     assert float(sharded_loss) == pytest.approx(float(loss), rel=1e-5)
     for key, gradient in got.items():
@@ -59,10 +76,14 @@ def test_a_training_step(name: str, group: None) -> None:
 
 def test_what_a_sharded_model_saves_loads(group: None, tmp_path: Path) -> None:
     """Sharding changes the model's class, which the folder must not name."""
-    model, ids = randomize(undertow.attach(unhosted("llama"), PATHWAYS["t2mlr-middle"])), tokens(2, 9)
+    model, ids = (
+        randomize(undertow.attach(unhosted("llama"), PATHWAYS["t2mlr-middle"])),
+        tokens(2, 9),
+    )
     want = logits(model, ids)
     shard(model).save_pretrained(
-        tmp_path, state_dict=get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        tmp_path,
+        state_dict=get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)),
     )
     assert difference(logits(AutoModelForCausalLM.from_pretrained(tmp_path), ids), want) < SAME
 

@@ -56,7 +56,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("step", [3, 8])
 def test_the_first_signal_keeps_the_work(
-    number: int, step: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    number: int,
+    step: int,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     path = str(tiny.recipe_file(tmp_path, training=SECTION))
     folder = run_folder(tiny.recipe(tmp_path), 0)
@@ -82,19 +87,24 @@ def test_the_second_signal_stops_at_once(tmp_path: Path, monkeypatch: pytest.Mon
         train(wanted, seed=0)
     assert caught.value.number == signal.SIGTERM
     assert caught.value.said == (
-        "no checkpoint was saved yet, as training.save_every is null, so the same command starts anew"
+        "no checkpoint was saved yet, as training.save_every is null, so the same command starts "
+        "anew"
     )
     assert not checkpoints(run_folder(wanted, 0))
 
 
-def test_a_process_of_a_study_leaves_the_second_signal_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_a_study_leaves_the_second_signal_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(interrupts, "parent_process", lambda: object())
     signalled(monkeypatch, 3, signal.SIGTERM, signal.SIGTERM)
     with pytest.raises(Interrupted, match="checkpoint-3"):
         train(tiny.recipe(tmp_path, training=SECTION), seed=0)
 
 
-def test_the_control_without_hearing_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_control_without_hearing_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Interrupts, "hearing", lambda self: hearing(stop))
     signalled(monkeypatch, 3, signal.SIGINT)
     with pytest.raises(Interrupted, match="starts anew"):
@@ -119,7 +129,9 @@ def test_a_signal_in_the_last_evaluation_keeps_the_steps(
     assert tiny.equal(tiny.weights(folder / "model"), tiny.weights(whole / "model"))
 
 
-def test_a_signal_while_the_model_is_saved_lets_it_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_the_model_is_saved_lets_it_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = RunLog.write
 
     def sending(self: RunLog, **entry: Any) -> None:
@@ -165,10 +177,16 @@ def test_checkpoints_come_by_time_where_nothing_is_said(
 def test_every_command_says_what_is_true(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = {"bench": ["bench"], "generate": ["generate", str(tmp_path), "1"], "eval": ["eval", str(tmp_path)]}
+    arguments = {
+        "bench": ["bench"],
+        "generate": ["generate", str(tmp_path), "1"],
+        "eval": ["eval", str(tmp_path)],
+    }
     for name, given in arguments.items():
         for number in (signal.SIGINT, signal.SIGTERM):
-            sending = dataclasses.replace(COMMANDS[name], run=lambda *_, number=number: os.kill(os.getpid(), number))
+            sending = dataclasses.replace(
+                COMMANDS[name], run=lambda *_, number=number: os.kill(os.getpid(), number)
+            )
             monkeypatch.setitem(COMMANDS, name, sending)
             assert main(given) == 128 + number
             said = capsys.readouterr().err
@@ -177,10 +195,28 @@ def test_every_command_says_what_is_true(
 
 
 def test_a_study_passes_signals_on(tmp_path: Path) -> None:
-    common = {key: value for key, value in tiny.settings(tmp_path).items() if key not in ("name", "output")}
-    common["training"] = common["training"] | {"steps": 3000, "save_every": None, "evaluate_examples": 0, "threads": 1}
-    axes = {"rate": {"one": {"training.learning_rate": 1e-4}, "two": {"training.learning_rate": 2e-4}}}
-    study = {"name": "grid", "output": str(tmp_path), "recipe": common, "axes": axes, "seeds": [0], "workers": 1}
+    common = {
+        key: value
+        for key, value in tiny.settings(tmp_path).items()
+        if key not in ("name", "output")
+    }
+    common["training"] = common["training"] | {
+        "steps": 3000,
+        "save_every": None,
+        "evaluate_examples": 0,
+        "threads": 1,
+    }
+    axes = {
+        "rate": {"one": {"training.learning_rate": 1e-4}, "two": {"training.learning_rate": 2e-4}}
+    }
+    study = {
+        "name": "grid",
+        "output": str(tmp_path),
+        "recipe": common,
+        "axes": axes,
+        "seeds": [0],
+        "workers": 1,
+    }
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(study))
     command = [sys.executable, "-m", "undertow.cli.main", "study", str(tmp_path / "grid.yaml")]
     log = tmp_path / "grid" / "one" / "seed-0" / "log.jsonl"
@@ -192,7 +228,10 @@ def test_a_study_passes_signals_on(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130, (tmp_path / "output").read_text()
     said = (tmp_path / "output").read_text()
-    assert "finished runs are kept, and the same command goes on with the others from their last checkpoints" in said
+    assert (
+        "finished runs are kept, and the same command goes on with the others from their last "
+        "checkpoints" in said
+    )
     assert "Traceback" not in said
     assert len(checkpoints(log.parent)) == 1, "the run did not hear of it"
     assert not (tmp_path / "grid" / "two").exists(), "another was begun"
@@ -214,13 +253,19 @@ def test_a_study_passes_signals_on(tmp_path: Path) -> None:
 def test_a_warm_up_that_leaves_little_is_remarked(
     section: dict[str, int], steps: int, said: str | None, tmp_path: Path
 ) -> None:
-    found = warmup_remarks(tiny.recipe(tmp_path, training=section | {"learning_rate": 1e-3}).training, steps)
+    found = warmup_remarks(
+        tiny.recipe(tmp_path, training=section | {"learning_rate": 1e-3}).training, steps
+    )
     assert (found == []) if said is None else found[0].startswith(said)
 
 
 def test_a_checkpoint_without_a_manifest_is_not_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-4").mkdir()
     said = interrupts.how_to_go_on(tmp_path, finished=False, saves=True)
-    assert said.startswith(f"the same command goes on from {tmp_path / 'checkpoint-4'}, if it is whole")
+    assert said.startswith(
+        f"the same command goes on from {tmp_path / 'checkpoint-4'}, if it is whole"
+    )
     (tmp_path / "checkpoint-4").rmdir()
-    assert "starts anew" in interrupts.how_to_go_on(tmp_path, finished=False, saves=True), "the control"
+    assert "starts anew" in interrupts.how_to_go_on(tmp_path, finished=False, saves=True), (
+        "the control"
+    )

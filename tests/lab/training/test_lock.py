@@ -27,13 +27,20 @@ with locked(Path(sys.argv[1])):
 """
 
 
-def test_a_second_process_is_refused_until_the_first_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_second_process_is_refused_until_the_first_ends(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     recipe = tiny.recipe(tmp_path)
     folder = run_folder(recipe, 0)
-    first = subprocess.Popen([sys.executable, "-c", HOLDS, str(folder)], stdout=subprocess.PIPE, env=tiny.environment())
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(folder)], stdout=subprocess.PIPE, env=tiny.environment()
+    )
     try:
         assert first.stdout is not None and first.stdout.readline() == b"held\n"
-        with pytest.raises(InUseError, match=rf"seed-0 is in use by process {first.pid} on .* since \d{{4}}-.*; wait until"):
+        with pytest.raises(
+            InUseError,
+            match=rf"seed-0 is in use by process {first.pid} on .* since \d{{4}}-.*; wait until",
+        ):
             train(recipe, seed=0)
         assert main(["train", str(tiny.recipe_file(tmp_path))]) == 2
         assert f"is in use by process {first.pid}" in capfd.readouterr().err
@@ -79,7 +86,10 @@ def test_a_folder_in_which_nothing_was_done_is_removed_again(tmp_path: Path) -> 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=r"cannot work in .*file"), locked(tmp_path / "file" / "seed-0"):
+    with (
+        pytest.raises(CheckpointError, match=r"cannot work in .*file"),
+        locked(tmp_path / "file" / "seed-0"),
+    ):
         pass
 
 
@@ -87,13 +97,21 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_lock_that_does_not_say_whose_it_is(text: str, tmp_path: Path) -> None:
     with locked(tmp_path):
         (tmp_path / LOCK).write_text(text)
-        with pytest.raises(InUseError, match="is in use by another process; wait"), locked(tmp_path):
+        with (
+            pytest.raises(InUseError, match="is in use by another process; wait"),
+            locked(tmp_path),
+        ):
             pass
 
 
-def test_a_folder_that_can_never_be_made_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_can_never_be_made_is_not_tried_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / LOCK).symlink_to(tmp_path / "nowhere" / "lock")
-    with pytest.raises(CheckpointError, match=r"cannot work in .*: .*No such file"), locked(tmp_path):
+    with (
+        pytest.raises(CheckpointError, match=r"cannot work in .*: .*No such file"),
+        locked(tmp_path),
+    ):
         pass
     (tmp_path / LOCK).unlink()
     open_file, tries = os.open, []

@@ -12,7 +12,9 @@ START = b'{"event": "start"}\n'
 
 def test_a_log_line_cut_short_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_text('{"event": "start"}\n{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n{"step": 3, "lo')
+    path.write_text(
+        '{"event": "start"}\n{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n{"step": 3, "lo'
+    )
     assert [entry.get("step") for entry in read_log(path)] == [None, 1, 2]
     log = RunLog(path, resume_step=1)
     log.write(step=2, loss=5)
@@ -53,14 +55,18 @@ def test_a_damaged_log_is_refused_with_its_line(content: bytes, tmp_path: Path) 
 
 def test_divergences_stay_in_the_log_of_a_run_that_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_text('{"event": "start"}\n{"step": 1, "loss": 2}\n{"event": "diverged", "step": 2}\n')
+    path.write_text(
+        '{"event": "start"}\n{"step": 1, "loss": 2}\n{"event": "diverged", "step": 2}\n'
+    )
     assert diverged(path) and has_diverged(path)
     log = RunLog(path, resume_step=1)
     log.write(event="start")
     assert [entry.get("event") for entry in read_log(path)] == ["start", None, "diverged", "start"]
     assert not diverged(path) and has_diverged(path)
     RunLog(path)
-    assert read_log(path) == [{"event": "diverged", "step": 2}], "what is trained anew keeps no losses"
+    assert read_log(path) == [{"event": "diverged", "step": 2}], (
+        "what is trained anew keeps no losses"
+    )
 
 
 def test_a_log_that_was_lost_is_noticed(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ IDS = torch.tensor([[3, 4, 4, 5, 3, 1, 4, 4]])
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny pretrained models of two architectures, one with `Linear` and one with `Conv1D` layers."""
+    """Tiny pretrained models of two architectures, one with `Linear` and one with `Conv1D`
+    layers."""
     folder = tmp_path_factory.mktemp("bases")
     tokenizer = character_tokenizer("01=")
     for architecture in ("llama", "gpt2"):
@@ -32,7 +33,9 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def adapted(base: Path, recurrence: dict[str, Any] | None = tiny.T2MLR, **lora: Any) -> Any:
-    recipe = tiny.recipe(base, model={"path": str(base)}, recurrence=recurrence, lora={"rank": 4} | lora)
+    recipe = tiny.recipe(
+        base, model={"path": str(base)}, recurrence=recurrence, lora={"rank": 4} | lora
+    )
     return build(recipe, seed=0)[0]
 
 
@@ -44,8 +47,12 @@ def logits(model: Any) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-@pytest.mark.parametrize("recurrence", [tiny.TURBOCONN, tiny.T2MLR, None], ids=["turboconn", "t2mlr", "plain"])
-def test_base_is_frozen_and_the_recurrence_is_trained_whole(bases: Path, architecture: str, recurrence: Any) -> None:
+@pytest.mark.parametrize(
+    "recurrence", [tiny.TURBOCONN, tiny.T2MLR, None], ids=["turboconn", "t2mlr", "plain"]
+)
+def test_base_is_frozen_and_the_recurrence_is_trained_whole(
+    bases: Path, architecture: str, recurrence: Any
+) -> None:
     model = adapted(bases / architecture, recurrence)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -69,11 +76,20 @@ def test_targets_can_be_chosen(bases: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ("q_prj", "lora.targets names 'q_prj', but the linear layers of the base model are .*; did you mean 'q_proj'?"),
-        ("gates", "lora.targets names 'gates', but the linear layers of the base model are"),  # of the recurrence
+        (
+            "q_prj",
+            "lora.targets names 'q_prj', but the linear layers of the base model are .*; did you "
+            "mean 'q_proj'?",
+        ),
+        (
+            "gates",
+            "lora.targets names 'gates', but the linear layers of the base model are",
+        ),  # of the recurrence
     ],
 )
-def test_a_target_that_the_base_model_lacks_is_refused(bases: Path, target: str, expected: str) -> None:
+def test_a_target_that_the_base_model_lacks_is_refused(
+    bases: Path, target: str, expected: str
+) -> None:
     with pytest.raises(ConfigError, match=expected):
         adapted(bases / "llama", targets=["k_proj", target])
 
@@ -94,8 +110,12 @@ def test_adapters_start_as_nothing_and_merge_exactly(bases: Path) -> None:
     assert not any("lora" in name or "modules_to_save" in name for name in merged.state_dict())
 
 
-def test_a_run_trains_adapters_and_recurrence_and_saves_the_merged_model(bases: Path, tmp_path: Path) -> None:
-    recipe = tiny.recipe(tmp_path, model={"path": str(bases / "llama")}, recurrence=tiny.T2MLR, lora={"rank": 4})
+def test_a_run_trains_adapters_and_recurrence_and_saves_the_merged_model(
+    bases: Path, tmp_path: Path
+) -> None:
+    recipe = tiny.recipe(
+        tmp_path, model={"path": str(bases / "llama")}, recurrence=tiny.T2MLR, lora={"rank": 4}
+    )
     folder = train(recipe, seed=0)
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     base = AutoModelForCausalLM.from_pretrained(bases / "llama").state_dict()
@@ -103,7 +123,9 @@ def test_a_run_trains_adapters_and_recurrence_and_saves_the_merged_model(bases: 
     start = build(recipe, seed=0)[0].merge_and_unload().state_dict()
     assert state.keys() == start.keys() > base.keys()
     moved = {name for name in state if not torch.equal(state[name], start[name])}
-    assert {name for name in moved if ".recurrence." in name} == {name for name in state if ".recurrence." in name}
+    assert {name for name in moved if ".recurrence." in name} == {
+        name for name in state if ".recurrence." in name
+    }
     assert any("q_proj" in name for name in moved)
     for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
         assert torch.equal(state[name], base[name]), f"{name} is not adapted and must stay"

@@ -11,7 +11,10 @@ from undertow.errors import ConfigError
 from undertow.lab.training import train
 from undertow.lab.training.log import read_log
 
-LOOPED: dict[str, Any] = {"looped": {"prelude": [], "core": [0], "coda": [1]}, "schedule": {"kind": "sampled", "mean": 2}}
+LOOPED: dict[str, Any] = {
+    "looped": {"prelude": [], "core": [0], "coda": [1]},
+    "schedule": {"kind": "sampled", "mean": 2},
+}
 
 
 @pytest.mark.parametrize(
@@ -28,17 +31,23 @@ LOOPED: dict[str, Any] = {"looped": {"prelude": [], "core": [0], "coda": [1]}, "
 )
 def test_bf16_trains_as_fp32_does_and_saves_fp32(tmp_path: Path, changes: dict[str, Any]) -> None:
     exact = train(tiny.recipe(tmp_path / "fp32", **changes), seed=0)
-    rounded = train(tiny.recipe(tmp_path / "bf16", **changes | {"training": {"precision": "bf16"}}), seed=0)
+    rounded = train(
+        tiny.recipe(tmp_path / "bf16", **changes | {"training": {"precision": "bf16"}}), seed=0
+    )
     for step, loss in tiny.losses(exact).items():
         assert tiny.losses(rounded)[step] == pytest.approx(loss, rel=0.05)
     assert tiny.losses(rounded) != tiny.losses(exact)
     assert {tensor.dtype for tensor in tiny.weights(rounded / "model").values()} == {torch.float32}
 
 
-def test_arithmetic_that_the_machine_lacks_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+def test_arithmetic_that_the_machine_lacks_is_refused_before_a_folder_is_made(
+    tmp_path: Path,
+) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    with pytest.raises(ConfigError, match=r"training.precision is tf32, which takes a GPU since Ampere.* use fp32"):
+    with pytest.raises(
+        ConfigError, match=r"training.precision is tf32, which takes a GPU since Ampere.* use fp32"
+    ):
         train(tiny.recipe(tmp_path, training={"precision": "tf32"}), seed=0)
     assert not list(tmp_path.iterdir())
 
@@ -48,7 +57,11 @@ def test_a_cosine_ends_at_its_floor(tmp_path: Path) -> None:
     for floor in (0.0, 0.25):
         changes = {"schedule": "cosine", "warmup_steps": 1, "floor": floor, "steps": 20}
         folder = train(tiny.recipe(tmp_path / str(floor), training=changes), seed=0)
-        rates[floor] = [entry["learning_rate"] for entry in read_log(folder / "log.jsonl") if "learning_rate" in entry]
+        rates[floor] = [
+            entry["learning_rate"]
+            for entry in read_log(folder / "log.jsonl")
+            if "learning_rate" in entry
+        ]
     assert max(rates[0.25]) == pytest.approx(1e-2) and min(rates[0.25][1:]) == rates[0.25][-1]
     assert rates[0.25][-1] == pytest.approx(0.25e-2, rel=0.05) and rates[0.0][-1] < 0.2e-3
 

@@ -1,4 +1,5 @@
-"""Recipes: read from YAML, written back, overridden, described; every mistake named before anything is trained."""
+"""Recipes: read from YAML, written back, overridden, described; every mistake named before anything
+is trained."""
 
 import dataclasses
 import typing
@@ -15,7 +16,12 @@ from undertow.errors import ConfigError
 from undertow.lab.tasks import GSM8K, Parity, Text
 from undertow.lab.training import Recipe
 from undertow.lab.training.build import build
-from undertow.lab.training.recipe import EvaluationSection, LoRASection, ModelSection, TrainingSection
+from undertow.lab.training.recipe import (
+    EvaluationSection,
+    LoRASection,
+    ModelSection,
+    TrainingSection,
+)
 from undertow.lab.training.run import load_recipe
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -48,7 +54,11 @@ def test_shipped_recipe_is_valid_and_survives_being_saved(path: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in SHIPPED if not {"path", "tokenizer"} & set(load_yaml(path).get("model") or {})],
+    [
+        path
+        for path in SHIPPED
+        if not {"path", "tokenizer"} & set(load_yaml(path).get("model") or {})
+    ],
     ids=lambda path: str(path.relative_to(RECIPES)),
 )
 def test_shipped_recurrence_fits_its_model(path: Path, tmp_path: Path) -> None:
@@ -57,7 +67,9 @@ def test_shipped_recurrence_fits_its_model(path: Path, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("abc\n")
         recipe = load_recipe(path, [f"--task.files=[{tmp_path / 'a.txt'}]"])
     model, _ = build(recipe, seed=0)
-    assert any(".recurrence." in name for name, _ in model.named_parameters()) == (recipe.recurrence is not None)
+    assert any(".recurrence." in name for name, _ in model.named_parameters()) == (
+        recipe.recurrence is not None
+    )
 
 
 # Reading
@@ -98,11 +110,15 @@ evaluation: {temperature: 1}
 def test_overrides_change_what_they_name_and_nothing_else(tmp_path: Path) -> None:
     path = tiny.recipe_file(tmp_path, recurrence=tiny.TURBOCONN)
     plain = load_recipe(path, [])
-    changed = load_recipe(path, ["--training.steps=9", "--recurrence.kind=soft-token", "--seeds=[1,2]", "--lora=none"])
+    changed = load_recipe(
+        path, ["--training.steps=9", "--recurrence.kind=soft-token", "--seeds=[1,2]", "--lora=none"]
+    )
     assert changed.training.steps == 9 and plain.training.steps == 6
     assert changed.recurrence == SoftToken()  # another kind drops the keys of the one before
     assert changed.seeds == (1, 2)
-    kept = dataclasses.replace(changed, training=plain.training, recurrence=plain.recurrence, seeds=plain.seeds)
+    kept = dataclasses.replace(
+        changed, training=plain.training, recurrence=plain.recurrence, seeds=plain.seeds
+    )
     assert kept == plain
     assert load_recipe(path, ["--recurrence=none"]).recurrence is None
 
@@ -117,14 +133,20 @@ def test_overrides_change_what_they_name_and_nothing_else(tmp_path: Path) -> Non
         ({"training": {"step": 3}}, "unknown key training.step; did you mean 'steps'?"),
         ({"model": {"layer": 3}}, "unknown key model.layer; did you mean 'layers'?"),
         ({"evaluation": {"length": [3]}}, "unknown key evaluation.length; did you mean 'lengths'?"),
-        ({"task": {"kind": "parity", "max_lenght": 3}}, "unknown key task.max_lenght; did you mean 'max_length'?"),
+        (
+            {"task": {"kind": "parity", "max_lenght": 3}},
+            "unknown key task.max_lenght; did you mean 'max_length'?",
+        ),
         (
             {"task": "party"},
-            "expected one of parity, arithmetic, bbh-arithmetic, group_tracking, group_retrieval, variables, prosqa, gsm8k, "
-            "gsm_symbolic, hotpotqa, text, chat, got 'party'; "
-            "did you mean 'parity'?",
+            "expected one of parity, arithmetic, bbh-arithmetic, group_tracking, group_retrieval, "
+            "variables, prosqa, gsm8k, gsm_symbolic, hotpotqa, text, chat, got 'party'; did you "
+            "mean 'parity'?",
         ),
-        ({"recurrence": {"kind": "t2mlr", "first_layer": 0, "lastlayer": 1}}, "unknown key recurrence.lastlayer"),
+        (
+            {"recurrence": {"kind": "t2mlr", "first_layer": 0, "lastlayer": 1}},
+            "unknown key recurrence.lastlayer",
+        ),
         ({"training": {"schedule": "cosin"}}, "did you mean 'cosine'?"),
         ({"training": {"steps": 0}}, "training: steps is 0; use 1 or more"),
         ({"training": {"save_every": 0}}, "training: save_every is 0; use 1 or more"),
@@ -134,18 +156,31 @@ def test_overrides_change_what_they_name_and_nothing_else(tmp_path: Path) -> Non
         ({"training": {"learning_rate": 0}}, "training: learning_rate is 0.0; use more than 0"),
         ({"training": {"beta2": 1}}, "training: beta2 is 1.0; use 0 or more, and less than 1"),
         ({"model": {"heads": 0}}, "model: heads is 0; use 1 or more"),
-        ({"model": {"width": 10, "heads": 4}}, "model: width 10 is no multiple of heads 4; make it one"),
-        ({"model": {"heads": 4, "key_value_heads": 3}}, "model: heads 4 is no multiple of key_value_heads 3; make it one"),
+        (
+            {"model": {"width": 10, "heads": 4}},
+            "model: width 10 is no multiple of heads 4; make it one",
+        ),
+        (
+            {"model": {"heads": 4, "key_value_heads": 3}},
+            "model: heads 4 is no multiple of key_value_heads 3; make it one",
+        ),
         ({"evaluation": {"examples": 0}}, "evaluation: examples is 0; use 1 or more"),
         ({"evaluation": {"batch": 0}}, "evaluation: batch is 0; use 1 or more"),
         ({"evaluation": {"lengths": [4, 0]}}, "evaluation: lengths holds 0; use 1 or more"),
         ({"evaluation": {"temperature": 0}}, "evaluation: temperature is 0.0; use more than 0"),
         ({"model": {"path": "m"}, "lora": {"rank": 0}}, "lora: rank is 0; use 1 or more"),
-        ({"model": {"path": "m"}, "lora": {"dropout": 1}}, "lora: dropout is 1.0; use 0 or more, and less than 1"),
-        ({"lora": {}}, "lora adapts a pretrained model, but model.path is not set; set it or remove lora"),
+        (
+            {"model": {"path": "m"}, "lora": {"dropout": 1}},
+            "lora: dropout is 1.0; use 0 or more, and less than 1",
+        ),
+        (
+            {"lora": {}},
+            "lora adapts a pretrained model, but model.path is not set; set it or remove lora",
+        ),
         (
             {"model": {"path": "m", "layers": 5}},
-            "model: model.layers is 5, but a pretrained model has its own; remove it, or path to build a model",
+            "model: model.layers is 5, but a pretrained model has its own; remove it, or path to "
+            "build a model",
         ),
         (
             {"model": {"layers": 5}, "depth": {"shape": [1, 1, 1]}},
@@ -155,23 +190,40 @@ def test_overrides_change_what_they_name_and_nothing_else(tmp_path: Path) -> Non
         ({"seeds": [0, -1]}, "seeds holds -1; use 0 or more"),
         ({"name": "a/b"}, "name is 'a/b'"),
         ({"name": ".hidden"}, "name is '.hidden'"),
-        ({"task": "gsm8k", "evaluation": {"lengths": [3]}}, "evaluation.lengths is set, but gsm8k reads a file as it is"),
-        ({"task": "text", "evaluation": {"lengths": [3]}}, "evaluation.lengths is set, but text reads a file as it is"),
+        (
+            {"task": "gsm8k", "evaluation": {"lengths": [3]}},
+            "evaluation.lengths is set, but gsm8k reads a file as it is",
+        ),
+        (
+            {"task": "text", "evaluation": {"lengths": [3]}},
+            "evaluation.lengths is set, but text reads a file as it is",
+        ),
         (
             {"task": "group_tracking", "evaluation": {"temperature": 1}},
-            "evaluation.temperature is set, but nothing is generated for group_tracking, which is measured by its labels",
+            "evaluation.temperature is set, but nothing is generated for group_tracking, which is "
+            "measured by its labels",
         ),
         (
             {"task": "text", "evaluation": {"max_new_tokens": 1}},
-            "evaluation.max_new_tokens is set, but nothing is generated for text, which is measured by its loss; remove it",
+            "evaluation.max_new_tokens is set, but nothing is generated for text, which is "
+            "measured by its loss; remove it",
         ),
         (
             {"task": {"kind": "group_tracking", "group": "A6"}},
             "task.group: expected one of 'S3', 'S5', 'A5', 'Z60', 'A4xZ5'",
         ),
-        ({"task": {"kind": "text", "files": "a.txt"}}, "task.files: expected [text, ...], got 'a.txt'"),
-        ({"recurrence": {"kind": "turboconn", "connections": [[0, 1]]}}, "recurrence: connection 0 -> 1 goes up"),
-        ({"recurrence": {"kind": "turboconn", "connections": [[1, 0]], "lag": 0}}, "recurrence: lag is 0"),
+        (
+            {"task": {"kind": "text", "files": "a.txt"}},
+            "task.files: expected [text, ...], got 'a.txt'",
+        ),
+        (
+            {"recurrence": {"kind": "turboconn", "connections": [[0, 1]]}},
+            "recurrence: connection 0 -> 1 goes up",
+        ),
+        (
+            {"recurrence": {"kind": "turboconn", "connections": [[1, 0]], "lag": 0}},
+            "recurrence: lag is 0",
+        ),
         ({"solver": {"kind": "sequential", "gradient": "truncated(0)"}}, "solver: gradient is "),
     ],
 )
@@ -209,4 +261,6 @@ def test_help_tells_every_setting_of_every_section() -> None:
     walk(Recipe, "")
     assert checked > 50
     for section in (ModelSection, LoRASection, TrainingSection, EvaluationSection):
-        assert section in {each for hint in typing.get_type_hints(Recipe).values() for each in sections_of(hint)}
+        assert section in {
+            each for hint in typing.get_type_hints(Recipe).values() for each in sections_of(hint)
+        }

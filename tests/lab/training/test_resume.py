@@ -42,7 +42,8 @@ train(load_recipe(Path(sys.argv[1]), []), seed=0)
 """
 
 
-# What a sweep costs is not measured by the clock here, so that two runs do the same on a busy machine too.
+# What a sweep costs is not measured by the clock here, so that two runs do the same on a busy
+# machine too.
 AUTO = {"kind": "auto", "rollout_cost": 2.0}
 
 
@@ -56,7 +57,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What a run starts from: the step, and the weights before its first step."""
     seen: dict[str, Any] = {"steps": 0}
 
-    def begin(self: RunLog, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def begin(
+        self: RunLog, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         if not seen["steps"]:
             seen["step"] = state.global_step
             seen["weights"] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -81,7 +84,8 @@ def stop_at(step: int, wanted: Recipe, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Gives the folder of a run that was never interrupted; each recipe is trained once for all tests."""
+    """Gives the folder of a run that was never interrupted; each recipe is trained once for all
+    tests."""
     folders: dict[str, Path] = {}
 
     def run(**changes: Any) -> Path:
@@ -105,7 +109,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", ["turboconn", "t2mlr", "plain with dropout", "lora with dropout"])
 def test_resumed_equals_uninterrupted(
-    kind: str, base: Path, uninterrupted: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    base: Path,
+    uninterrupted: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     changes: dict[str, Any] = {
         "turboconn": {"recurrence": tiny.TURBOCONN, "solver": "sequential"},
@@ -127,7 +135,9 @@ def test_resumed_equals_uninterrupted(
 
     with watched(monkeypatch) as seen:
         assert train(wanted, seed=0) == folder
-    assert (seen["step"], seen["steps"]) == (4, 4), "it began anew, which ends with the same weights too"
+    assert (seen["step"], seen["steps"]) == (4, 4), (
+        "it began anew, which ends with the same weights too"
+    )
     assert tiny.equal(tiny.weights(folder / "model"), tiny.weights(whole / "model"))
     assert tiny.losses(folder) == tiny.losses(whole)
     assert not list(folder.glob("checkpoint-*"))
@@ -135,11 +145,19 @@ def test_resumed_equals_uninterrupted(
     # The recurrence's weights came from the checkpoint: they are not those that it starts with.
     if "recurrence" in changes:
         fresh = build(wanted, seed=0)[0].state_dict()
-        names = {name for name in seen["weights"] if ".recurrence." in name and "original_module" not in name}
+        names = {
+            name
+            for name in seen["weights"]
+            if ".recurrence." in name and "original_module" not in name
+        }
         assert names
         for name in names:
-            assert torch.equal(seen["weights"][name], saved[name.replace(".modules_to_save.default.", ".")])
-            assert not torch.equal(seen["weights"][name], fresh[name]), f"{name} had not moved, so that this shows nothing"
+            assert torch.equal(
+                seen["weights"][name], saved[name.replace(".modules_to_save.default.", ".")]
+            )
+            assert not torch.equal(seen["weights"][name], fresh[name]), (
+                f"{name} had not moved, so that this shows nothing"
+            )
 
 
 def test_another_interruption_does_not_matter(
@@ -152,17 +170,26 @@ def test_another_interruption_does_not_matter(
     folder = train(wanted, seed=0)
     assert tiny.equal(tiny.weights(folder / "model"), tiny.weights(whole / "model"))
     assert tiny.losses(folder) == tiny.losses(whole)
-    assert [entry["seed"] for entry in read_log(folder / "log.jsonl") if entry.get("event") == "start"] == [0] * 4
+    assert [
+        entry["seed"] for entry in read_log(folder / "log.jsonl") if entry.get("event") == "start"
+    ] == [0] * 4
 
 
 def test_killed_while_writing_a_checkpoint(
     uninterrupted: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = {"recurrence": tiny.TURBOCONN, "solver": AUTO, "training": {"steps": 8, "schedule": "cosine"}}
+    changes = {
+        "recurrence": tiny.TURBOCONN,
+        "solver": AUTO,
+        "training": {"steps": 8, "schedule": "cosine"},
+    }
     path = tiny.recipe_file(tmp_path, **changes)
     with (tmp_path / "output").open("w") as output:
         done = subprocess.run(
-            [sys.executable, "-c", KILLED, str(path)], stdout=output, stderr=output, env=tiny.environment()
+            [sys.executable, "-c", KILLED, str(path)],
+            stdout=output,
+            stderr=output,
+            env=tiny.environment(),
         )
     assert done.returncode == -signal.SIGKILL, (tmp_path / "output").read_text()[-2000:]
     wanted = recipe(tmp_path, recurrence=tiny.TURBOCONN)
@@ -181,7 +208,10 @@ def test_killed_while_writing_a_checkpoint(
 
 @pytest.mark.parametrize("recurrence", [tiny.TURBOCONN, None], ids=["turboconn", "plain"])
 def test_a_full_disk_while_saving_the_model_leaves_the_checkpoint(
-    recurrence: Any, uninterrupted: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recurrence: Any,
+    uninterrupted: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write = modeling_utils.safe_save_file
 
@@ -215,7 +245,9 @@ def test_a_full_disk_while_saving_a_checkpoint_leaves_the_one_before(
     def full(value: Any, path: Any, *rest: Any, **settings: Any) -> None:
         if str(path).endswith("checkpoint-4/optimizer.pt"):
             Path(path).write_bytes(b"half")
-            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")  # as torch.save does
+            raise RuntimeError(
+                "[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"
+            )  # as torch.save does
         write(value, path, *rest, **settings)
 
     wanted = recipe(tmp_path, recurrence=tiny.TURBOCONN)
@@ -223,7 +255,8 @@ def test_a_full_disk_while_saving_a_checkpoint_leaves_the_one_before(
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", full)
         with pytest.raises(
-            CheckpointError, match=r"could not write a checkpoint in .*unexpected pos 64.*from the checkpoint"
+            CheckpointError,
+            match=r"could not write a checkpoint in .*unexpected pos 64.*from the checkpoint",
         ):
             train(wanted, seed=0)
     with watched(monkeypatch) as seen:

@@ -1,4 +1,5 @@
-"""What a run leaves behind: its resolved recipe, versions, a log, and a model that loads elsewhere."""
+"""What a run leaves behind: its resolved recipe, versions, a log, and a model that loads
+elsewhere."""
 
 import copy
 import json
@@ -29,7 +30,9 @@ IDS = torch.tensor([[3, 4, 4, 5, 3, 1, 4, 4]])
     [tiny.TURBOCONN, tiny.T2MLR, {"kind": "soft-token"}, None],
     ids=["turboconn", "t2mlr", "soft-token", "plain"],
 )
-def test_a_run_makes_its_folder(recurrence: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_makes_its_folder(
+    recurrence: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained: dict[str, Any] = {}
 
     def keep(self: Any, **settings: Any) -> Any:
@@ -41,30 +44,47 @@ def test_a_run_makes_its_folder(recurrence: Any, tmp_path: Path, monkeypatch: py
     recipe = tiny.recipe(tmp_path, recurrence=recurrence, training={"evaluate_every": 3})
     folder = train(recipe, seed=7)
     assert folder == run_folder(recipe, 7) == tmp_path / "tiny" / "seed-7"
-    assert sorted(path.name for path in folder.iterdir()) == ["log.jsonl", "model", "recipe.yaml", "versions.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "log.jsonl",
+        "model",
+        "recipe.yaml",
+        "versions.json",
+    ]
 
     assert load_recipe(folder / "recipe.yaml", []) == recipe
     versions = json.loads((folder / "versions.json").read_text())
-    assert versions["torch"] == torch.__version__ and versions["transformers"] == transformers.__version__
+    assert (
+        versions["torch"] == torch.__version__
+        and versions["transformers"] == transformers.__version__
+    )
     assert versions["command"] and versions["python"]
 
     entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    assert entries[0]["event"] == "start" and entries[0]["seed"] == 7 and entries[0]["examples_left_out"] == 0
+    assert (
+        entries[0]["event"] == "start"
+        and entries[0]["seed"] == 7
+        and entries[0]["examples_left_out"] == 0
+    )
     assert entries[0]["parameters"] == sum(p.numel() for p in trained["model"].parameters())
     steps = [entry for entry in entries if "loss" in entry]
     assert [entry["step"] for entry in steps] == [1, 2, 3, 4, 5, 6]
     for entry in steps:
         assert entry["loss"] > 0 and entry["grad_norm"] > 0 and entry["seconds_per_step"] > 0
-    assert [entry["learning_rate"] for entry in steps] == pytest.approx([0, 5e-3, 1e-2, 1e-2, 1e-2, 1e-2])
+    assert [entry["learning_rate"] for entry in steps] == pytest.approx(
+        [0, 5e-3, 1e-2, 1e-2, 1e-2, 1e-2]
+    )
     assert [entry["step"] for entry in entries if "eval_loss" in entry] == [3, 6]
 
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     with torch.no_grad():
         expected = trained["model"].eval()(input_ids=IDS).logits
-        # Copied, because loaded weights lie in memory as they do in the file, which can change how sums are rounded.
+        # Copied, because loaded weights lie in memory as they do in the file, which can change how
+        # sums are rounded.
         assert torch.equal(copy.deepcopy(model)(input_ids=IDS).logits, expected)
         start, _ = build(recipe, seed=7)
-        assert not torch.allclose(start.eval()(input_ids=IDS).logits, expected, atol=1e-3), "nothing was learnt"
+        assert not torch.allclose(start.eval()(input_ids=IDS).logits, expected, atol=1e-3), (
+            "nothing was learnt"
+        )
     assert model.config.use_cache
     assert AutoTokenizer.from_pretrained(folder / "model")("01=").input_ids == [3, 4, 5]
     if recurrence is not None:
@@ -72,15 +92,23 @@ def test_a_run_makes_its_folder(recurrence: Any, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(("every", "steps"), [(None, [6]), (2, [2, 4, 6]), (4, [4, 6])])
-def test_the_last_step_is_evaluated_once(every: int | None, steps: list[int], tmp_path: Path) -> None:
-    folder = train(tiny.recipe(tmp_path, recurrence=None, training={"evaluate_every": every}), seed=0)
+def test_the_last_step_is_evaluated_once(
+    every: int | None, steps: list[int], tmp_path: Path
+) -> None:
+    folder = train(
+        tiny.recipe(tmp_path, recurrence=None, training={"evaluate_every": every}), seed=0
+    )
     entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in entries if "eval_loss" in entry] == steps
 
 
-def test_no_checkpoints_and_no_held_out_loss_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_checkpoints_and_no_held_out_loss_unless_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved: list[int] = []
-    monkeypatch.setattr(RecipeTrainer, "_save_checkpoint", lambda self, *_: saved.append(self.state.global_step))
+    monkeypatch.setattr(
+        RecipeTrainer, "_save_checkpoint", lambda self, *_: saved.append(self.state.global_step)
+    )
     section = {"save_every": None, "evaluate_examples": 0, "evaluate_every": 2}
     folder = train(tiny.recipe(tmp_path, training=section), seed=0)
     assert not saved
@@ -90,20 +118,45 @@ def test_no_checkpoints_and_no_held_out_loss_unless_asked_for(tmp_path: Path, mo
 
 
 def test_training_settings_reach_the_trainer(tmp_path: Path) -> None:
-    section = {"accumulate": 3, "beta2": 0.9, "weight_decay": 0.2, "clip": 0.5, "schedule": "cosine", "log_every": 2}
+    section = {
+        "accumulate": 3,
+        "beta2": 0.9,
+        "weight_decay": 0.2,
+        "clip": 0.5,
+        "schedule": "cosine",
+        "log_every": 2,
+    }
     arguments = run.arguments(tiny.recipe(tmp_path, training=section), tmp_path, seed=5)
     assert (arguments.max_steps, arguments.per_device_train_batch_size) == (6, 4)
-    assert (arguments.gradient_accumulation_steps, arguments.logging_steps, arguments.warmup_steps) == (3, 2, 2)
-    assert (arguments.adam_beta2, arguments.weight_decay, arguments.max_grad_norm) == (0.9, 0.2, 0.5)
-    assert (arguments.learning_rate, arguments.lr_scheduler_type, arguments.seed) == (1e-2, "cosine", 5)
+    assert (
+        arguments.gradient_accumulation_steps,
+        arguments.logging_steps,
+        arguments.warmup_steps,
+    ) == (3, 2, 2)
+    assert (arguments.adam_beta2, arguments.weight_decay, arguments.max_grad_norm) == (
+        0.9,
+        0.2,
+        0.5,
+    )
+    assert (arguments.learning_rate, arguments.lr_scheduler_type, arguments.seed) == (
+        1e-2,
+        "cosine",
+        5,
+    )
 
 
-def test_examples_are_trained_on_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_are_trained_on_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[list[int]] = []
     step = RecipeTrainer.training_step
 
-    def keep(self: Any, model: Any, inputs: dict[str, torch.Tensor], *rest: Any, **settings: Any) -> Any:
-        rows = zip(inputs["input_ids"].tolist(), inputs["attention_mask"].sum(1).tolist(), strict=True)
+    def keep(
+        self: Any, model: Any, inputs: dict[str, torch.Tensor], *rest: Any, **settings: Any
+    ) -> Any:
+        rows = zip(
+            inputs["input_ids"].tolist(), inputs["attention_mask"].sum(1).tolist(), strict=True
+        )
         seen.extend(row[:length] for row, length in rows)
         return step(self, model, inputs, *rest, **settings)
 
@@ -118,12 +171,16 @@ def test_examples_are_trained_on_in_their_order(tmp_path: Path, monkeypatch: pyt
 def optimizer_groups(recipe: Recipe, folder: Path) -> tuple[Any, list[dict[str, Any]]]:
     """A recipe's model, and the groups of parameters that its optimiser has."""
     model, _ = build(recipe, seed=0)
-    trainer = RecipeTrainer(recipe.training, model=model, args=run.arguments(recipe, folder, seed=0))
+    trainer = RecipeTrainer(
+        recipe.training, model=model, args=run.arguments(recipe, folder, seed=0)
+    )
     return model, trainer.create_optimizer().param_groups
 
 
 def test_gates_learn_at_a_rate_of_their_own(tmp_path: Path) -> None:
-    recipe = tiny.recipe(tmp_path, recurrence=tiny.T2MLR, training={"gate_multiplier": 20, "weight_decay": 0.1})
+    recipe = tiny.recipe(
+        tmp_path, recurrence=tiny.T2MLR, training={"gate_multiplier": 20, "weight_decay": 0.1}
+    )
     model, groups = optimizer_groups(recipe, tmp_path)
     gates = [parameter for name, parameter in model.named_parameters() if "gamma_" in name]
     assert len(gates) == 2
@@ -136,7 +193,10 @@ def test_gates_learn_at_a_rate_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"recurrence": tiny.T2MLR}, {"recurrence": tiny.TURBOCONN, "training": {"gate_multiplier": 20}}],
+    [
+        {"recurrence": tiny.T2MLR},
+        {"recurrence": tiny.TURBOCONN, "training": {"gate_multiplier": 20}},
+    ],
     ids=["multiplier 1", "no gates"],
 )
 def test_without_gates_all_learn_at_one_rate(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -159,7 +219,9 @@ def test_settings_that_must_not_change_the_result(recurrence: Any, tmp_path: Pat
 
 def test_two_runs_are_the_same_and_another_seed_is_not(tmp_path: Path) -> None:
     folders = [
-        train(tiny.recipe(tmp_path, name=name, recurrence=tiny.TURBOCONN, solver="sequential"), seed)
+        train(
+            tiny.recipe(tmp_path, name=name, recurrence=tiny.TURBOCONN, solver="sequential"), seed
+        )
         for name, seed in (("a", 0), ("b", 0), ("c", 1))
     ]
     first, again, other = (tiny.weights(folder / "model") for folder in folders)
@@ -167,7 +229,9 @@ def test_two_runs_are_the_same_and_another_seed_is_not(tmp_path: Path) -> None:
     assert not tiny.equal(first, other)
 
 
-def test_a_finished_run_is_left_alone_but_for_its_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_is_left_alone_but_for_its_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = train(tiny.recipe(tmp_path), seed=0)
     monkeypatch.setattr(run, "build", lambda *_: pytest.fail("a finished run was trained again"))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -184,7 +248,10 @@ def test_a_finished_run_is_left_alone_but_for_its_evaluation(tmp_path: Path, mon
     ("changes", "key"),
     [
         ({"training": {"steps": 7}}, "training.steps is 6 and not 7"),
-        ({"task": {"kind": "arithmetic", "template": "bare"}}, "task.kind is parity and not arithmetic"),
+        (
+            {"task": {"kind": "arithmetic", "template": "bare"}},
+            "task.kind is parity and not arithmetic",
+        ),
         ({"recurrence": tiny.TURBOCONN | {"lag": 2}}, "recurrence.lag is 1 and not 2"),
         ({"recurrence": tiny.T2MLR}, "recurrence.kind is turboconn and not t2mlr"),
         ({"recurrence": None}, "recurrence.* is .* and not None"),
@@ -195,27 +262,46 @@ def test_the_folder_of_another_recipe_is_refused(
     changes: dict[str, Any], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run_folder(tiny.recipe(tmp_path), 0)
-    undertow.config.save_yaml(tiny.recipe(tmp_path, recurrence=tiny.TURBOCONN), folder / "recipe.yaml")
-    monkeypatch.setattr(run, "build", lambda *_: pytest.fail("it was trained in another recipe's folder"))
-    with pytest.raises(CheckpointError, match=f"was made by another recipe, whose {key}; choose another name or remove"):
+    undertow.config.save_yaml(
+        tiny.recipe(tmp_path, recurrence=tiny.TURBOCONN), folder / "recipe.yaml"
+    )
+    monkeypatch.setattr(
+        run, "build", lambda *_: pytest.fail("it was trained in another recipe's folder")
+    )
+    with pytest.raises(
+        CheckpointError,
+        match=f"was made by another recipe, whose {key}; choose another name or remove",
+    ):
         train(tiny.recipe(tmp_path, **({"recurrence": tiny.TURBOCONN} | changes)), seed=0)
 
 
 def test_a_solver_counts_only_where_there_is_something_to_solve(tmp_path: Path) -> None:
     scan = {"kind": "scan", "sweeps": 2, "backward": 1}
-    plain, hosted = tiny.recipe(tmp_path), tiny.recipe(tmp_path, name="hosted", recurrence=tiny.TURBOCONN)
+    plain, hosted = (
+        tiny.recipe(tmp_path),
+        tiny.recipe(tmp_path, name="hosted", recurrence=tiny.TURBOCONN),
+    )
     for recipe in (plain, hosted):
         undertow.config.save_yaml(recipe, run_folder(recipe, 0) / "recipe.yaml")
     check_folder(run_folder(plain, 0), tiny.recipe(tmp_path, solver=scan))
     with pytest.raises(CheckpointError, match=r"whose solver\.kind is auto and not scan"):
-        check_folder(run_folder(hosted, 0), tiny.recipe(tmp_path, name="hosted", recurrence=tiny.TURBOCONN, solver=scan))
+        check_folder(
+            run_folder(hosted, 0),
+            tiny.recipe(tmp_path, name="hosted", recurrence=tiny.TURBOCONN, solver=scan),
+        )
 
 
 def test_what_cannot_be_evaluated_is_found_out_before_training(tmp_path: Path) -> None:
-    short = {"kind": "parity", "template": "bare", "max_length": 3}  # of 14 strings none is held out
+    short = {
+        "kind": "parity",
+        "template": "bare",
+        "max_length": 3,
+    }  # of 14 strings none is held out
     with pytest.raises(DataError, match="valid split"):
         train(tiny.recipe(tmp_path, task=short), seed=0)
-    assert not run_folder(tiny.recipe(tmp_path), 0).exists(), "a folder with a recipe would refuse the mended recipe"
+    assert not run_folder(tiny.recipe(tmp_path), 0).exists(), (
+        "a folder with a recipe would refuse the mended recipe"
+    )
     train(tiny.recipe(tmp_path, task=short, training={"evaluate_examples": 0}), seed=0)
 
 
@@ -226,9 +312,18 @@ def test_examples_left_out_are_reported(tmp_path: Path) -> None:
 
 def test_a_model_learns_parity(tmp_path: Path) -> None:
     bits = {"kind": "parity", "template": "bare", "max_length": 6}
-    section = {"steps": 150, "batch": 16, "warmup_steps": 20, "evaluate_examples": 0, "save_every": None, "log_every": 10}
+    section = {
+        "steps": 150,
+        "batch": 16,
+        "warmup_steps": 20,
+        "evaluate_examples": 0,
+        "save_every": None,
+        "log_every": 10,
+    }
     recurrence = tiny.TURBOCONN | {"rank": 16}
-    recipe = tiny.recipe(tmp_path, task=bits, recurrence=recurrence, solver="sequential", training=section)
+    recipe = tiny.recipe(
+        tmp_path, task=bits, recurrence=recurrence, solver="sequential", training=section
+    )
 
     def accuracy(model: Any, tokenizer: Any) -> float:
         # Strings of the test split, longer than any trained on.
@@ -248,7 +343,10 @@ def test_a_file_in_the_model_s_place_is_told_before_the_training(tmp_path: Path)
     folder = run.run_folder(wanted, 0)
     folder.mkdir(parents=True)
     (folder / "model").write_text("")
-    with pytest.raises(CheckpointError, match=r"seed-0/model is a file, where the model's folder belongs; move it away"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"seed-0/model is a file, where the model's folder belongs; move it away",
+    ):
         train(wanted, seed=0)
     assert [path.name for path in folder.iterdir()] == ["model"]
     (folder / "model").unlink()

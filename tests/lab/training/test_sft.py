@@ -1,4 +1,5 @@
-"""Chat data: through TRL's SFTTrainer as the how-to page says, and through a recipe; the gates move, at their own rate."""
+"""Chat data: through TRL's SFTTrainer as the how-to page says, and through a recipe; the gates
+move, at their own rate."""
 
 import json
 import re
@@ -23,10 +24,12 @@ TEMPLATE = (
     "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
-ROWS = [{"problem": f"What is {i} + 1?", "generated_solution": f"It is {i + 1}."} for i in range(40)]
+ROWS = [
+    {"problem": f"What is {i} + 1?", "generated_solution": f"It is {i + 1}."} for i in range(40)
+]
 SMALL = (
-    'SFTConfig(output_dir="out", max_length=4096, learning_rate=2e-3, max_steps=3, per_device_train_batch_size=2, '
-    'report_to="none", bf16=False, use_cpu=True)'
+    'SFTConfig(output_dir="out", max_length=4096, learning_rate=2e-3, max_steps=3, '
+    'per_device_train_batch_size=2, report_to="none", bf16=False, use_cpu=True)'
 )
 
 
@@ -37,9 +40,16 @@ def base(tmp_path: Path) -> Path:
     tokenizer = character_tokenizer("".join(map(chr, range(32, 127))) + "\n")
     tokenizer.chat_template = TEMPLATE
     torch.manual_seed(0)
-    settings = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 20, "num_attention_heads": 2}
+    settings = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 20,
+        "num_attention_heads": 2,
+    }
     ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **settings, **ends)).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **settings, **ends)).save_pretrained(
+        folder
+    )
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -53,7 +63,11 @@ def rows(tmp_path: Path) -> Path:
 
 def block(base: Path, rows: Path, lora: bool) -> str:
     """The page's fourth block on a tiny model and a local file."""
-    (found,) = [each for each in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "SFTTrainer" in each]
+    (found,) = [
+        each
+        for each in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+        if "SFTTrainer" in each
+    ]
     data = f'load_dataset("json", data_files={str(rows)!r}, split="train")'
     for old, new in (
         ("HuggingFaceTB/SmolLM2-1.7B-Instruct", str(base)),
@@ -82,13 +96,18 @@ def test_the_page_trains_with_trl(
         assert gate.dtype == torch.float32 and float(gate.detach()) != 0, "it has not moved"
     *others, own = trainer.optimizer.param_groups
     assert {id(p) for p in own["params"]} == {id(gate) for gate in gates}
-    assert own["initial_lr"] == pytest.approx(100 * others[0]["initial_lr"]) and own["weight_decay"] == 0
+    assert (
+        own["initial_lr"] == pytest.approx(100 * others[0]["initial_lr"])
+        and own["weight_decay"] == 0
+    )
     assert not {id(p) for group in others for p in group["params"]} & {id(gate) for gate in gates}
 
     # The loss is the answer's alone.
     batch = trainer.data_collator([trainer.train_dataset[0]])
     known = [int(token) for token in batch["labels"][0] if token != -100]
-    assert names["trainer"].processing_class.decode(known) == ROWS[0]["generated_solution"] + "<eos>"
+    assert (
+        names["trainer"].processing_class.decode(known) == ROWS[0]["generated_solution"] + "<eos>"
+    )
 
     ids = torch.arange(10)[None]
     with torch.no_grad():
@@ -96,7 +115,9 @@ def test_the_page_trains_with_trl(
         again = load("out/final")[0] if lora else AutoModelForCausalLM.from_pretrained("out/final")
         assert torch.allclose(again.eval()(ids).logits, expected, atol=1e-5)
         plain = AutoModelForCausalLM.from_pretrained(base)
-        assert not torch.allclose(plain(ids).logits, expected, atol=1e-3), "the control: it was trained"
+        assert not torch.allclose(plain(ids).logits, expected, atol=1e-3), (
+            "the control: it was trained"
+        )
 
 
 def test_gates_stay_in_fp32_in_a_model_in_bf16(base: Path) -> None:
@@ -117,12 +138,21 @@ def test_a_recipe_trains_on_chat_data(lora: Any, base: Path, rows: Path, tmp_pat
         recurrence={"kind": "t2mlr", "from_paper": [5, 18]},
         solver={"kind": "scan"},
         lora=lora,
-        training={"steps": 2, "epochs": 1, "batch": 8, "max_tokens": 200, "gate_multiplier": 50, "save_every": None},
+        training={
+            "steps": 2,
+            "epochs": 1,
+            "batch": 8,
+            "max_tokens": 200,
+            "gate_multiplier": 50,
+            "save_every": None,
+        },
         evaluation={"lengths": []},
     )
     folder = train(recipe, 0)
     log = read_log(folder / "log.jsonl")
-    assert any(re.match(r"1 of \d+ training examples are left out", line.get("text", "")) for line in log)
+    assert any(
+        re.match(r"1 of \d+ training examples are left out", line.get("text", "")) for line in log
+    )
     lines = [line for line in log if "loss" in line]
     assert lines[-1]["gate_recurrent"] != 0 and lines[-1]["step"] == len(lines) >= 4
     model, _ = load(str(folder / "model"))
@@ -131,7 +161,12 @@ def test_a_recipe_trains_on_chat_data(lora: Any, base: Path, rows: Path, tmp_pat
 
 def test_the_recipe_says_what_it_would_cost(base: Path, rows: Path, capsys: Any) -> None:
     path = Path(__file__).parents[3] / "recipes" / "smollm2-1.7b-t2mlr-openmath.yaml"
-    given = [f"--model.path={base}", "--recurrence.from_paper=[5,18]", "--task.hub=null", f"--task.train={rows}"]
+    given = [
+        f"--model.path={base}",
+        "--recurrence.from_paper=[5,18]",
+        "--task.hub=null",
+        f"--task.train={rows}",
+    ]
     assert main(["train", str(path), "--dry-run", *given]) == 2
     assert "max_tokens is 4096, but the model reads 2048 tokens at most" in capsys.readouterr().err
     given.append("--training.max_tokens=2048")

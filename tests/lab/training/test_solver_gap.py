@@ -1,4 +1,5 @@
-"""How far a solver is from the rollout: what is measured, what a run logs of it, when it warns, and what a resume keeps."""
+"""How far a solver is from the rollout: what is measured, what a run logs of it, when it warns, and
+what a resume keeps."""
 
 from __future__ import annotations
 
@@ -36,17 +37,22 @@ BATCH: dict[str, Any] = {"input_ids": IDS, "labels": IDS}
 MASK = torch.ones_like(IDS)
 MASK[0, :4] = 0
 PADDED = {"input_ids": IDS, "attention_mask": MASK, "labels": IDS.masked_fill(MASK == 0, -100)}
-PACKED = BATCH | {"position_ids": torch.tensor([[*range(5), *range(9)], [*range(11), 0, 1, 2], list(range(14))])}
+PACKED = BATCH | {
+    "position_ids": torch.tensor([[*range(5), *range(9)], [*range(11), 0, 1, 2], list(range(14))])
+}
 SCAN = {"kind": "scan", "sweeps": 1, "backward": 0}
 AUTO = {"kind": "auto", "tolerance": 0.05, "rollout_cost": 3.0}
 
 
 def model_for(pathway: str, solver: Solver) -> Any:
-    return hosted("gpt_neox" if pathway == "soft-token" else "llama", pathway, solver=solver).train()
+    return hosted(
+        "gpt_neox" if pathway == "soft-token" else "llama", pathway, solver=solver
+    ).train()
 
 
 def forward(model: nn.Module, batch: dict[str, Any], solver: Solver) -> tuple[float, torch.Tensor]:
-    """The loss of a forward without gradients, and the states that it leaves in the cache, as tokens receive them."""
+    """The loss of a forward without gradients, and the states that it leaves in the cache, as
+    tokens receive them."""
     training = model.training
     undertow.set_solver(model, prefill=solver)
     with torch.no_grad():
@@ -54,15 +60,21 @@ def forward(model: nn.Module, batch: dict[str, Any], solver: Solver) -> tuple[fl
     undertow.set_solver(model.train(training), prefill=Sequential())
     (layer,) = [layer for layer in output.past_key_values.layers if isinstance(layer, StateLayer)]
     lag = find_attachment(model).pathway.lag
-    states, there = layer.keys[:, 0, : layer.seen], (layer.values[:, 0, : layer.seen] == PRESENT).float()
+    states, there = (
+        layer.keys[:, 0, : layer.seen],
+        (layer.values[:, 0, : layer.seen] == PRESENT).float(),
+    )
     return output.loss.item(), states[:, :-lag] * there[:, :-lag] * there[:, lag:]
 
 
 def by_hand(model: nn.Module, batch: dict[str, Any], solver: Solver, before: Solver) -> Gap:
-    """The gap of a solver; the one with a sweep fewer leaves behind, in its last pass, the states that this one takes."""
+    """The gap of a solver; the one with a sweep fewer leaves behind, in its last pass, the states
+    that this one takes."""
     exact_loss, exact = forward(model, batch, Sequential())
     states = forward(model, batch, before)[1]
-    return Gap(float((states - exact).norm() / exact.norm()), forward(model, batch, solver)[0] - exact_loss)
+    return Gap(
+        float((states - exact).norm() / exact.norm()), forward(model, batch, solver)[0] - exact_loss
+    )
 
 
 # --- the measurement
@@ -75,11 +87,15 @@ def by_hand(model: nn.Module, batch: dict[str, Any], solver: Solver, before: Sol
     ids=["scan", "jacobi", "chunked"],
 )
 @pytest.mark.parametrize("pathway", ["turboconn-1", "turboconn-3", "t2mlr-whole", "soft-token"])
-def test_the_gap_is_what_forwards_by_hand_give(pathway: str, solver: Solver, before: Solver, batch: dict[str, Any]) -> None:
+def test_the_gap_is_what_forwards_by_hand_give(
+    pathway: str, solver: Solver, before: Solver, batch: dict[str, Any]
+) -> None:
     model = model_for(pathway, solver)
     gap, want = measure_gap(model, batch), by_hand(model, batch, solver, before)
     assert gap.loss is not None and want.loss is not None
-    if not (pathway == "t2mlr-whole" and isinstance(solver, Jacobi)):  # its last pass scans, the sweeps before it do not
+    if not (
+        pathway == "t2mlr-whole" and isinstance(solver, Jacobi)
+    ):  # its last pass scans, the sweeps before it do not
         assert gap.states == pytest.approx(want.states, rel=1e-3)
     assert gap.states > 1e-3
     assert gap.loss == pytest.approx(want.loss, rel=0.02, abs=2e-6)
@@ -109,7 +125,9 @@ def test_chunks_are_measured_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> 
     assert 1e-3 < want < 0.9 * measure_gap(model_for("turboconn-1", Scan(1, 0)), BATCH).states
 
 
-@pytest.mark.parametrize("solver", [Sequential(), Sequential("adjoint(1)"), Scan(14, 0), Chunked(5, Sequential())])
+@pytest.mark.parametrize(
+    "solver", [Sequential(), Sequential("adjoint(1)"), Scan(14, 0), Chunked(5, Sequential())]
+)
 def test_what_is_exact_has_no_gap(solver: Solver) -> None:
     for pathway in ("turboconn-3", "t2mlr-whole"):
         gap = measure_gap(model_for(pathway, solver), PADDED)
@@ -125,7 +143,9 @@ def test_packed_documents_are_measured_as_they_are_trained() -> None:
         undertow.set_solver(model, solver)
         losses.append(model(**PACKED, use_cache=False).loss.item())
     undertow.set_solver(model, Scan(1, 0))
-    assert measure_gap(model, PACKED | {"use_cache": False}).loss == pytest.approx(losses[0] - losses[1], rel=0.02)
+    assert measure_gap(model, PACKED | {"use_cache": False}).loss == pytest.approx(
+        losses[0] - losses[1], rel=0.02
+    )
     cached = forward(model, PACKED, Scan(1, 0))[0] - forward(model, PACKED, Sequential())[0]
     assert cached != pytest.approx(losses[0] - losses[1], rel=0.1), "the control: a cache is seen"
 
@@ -151,12 +171,17 @@ def test_all_is_as_before_a_measurement(training: bool) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     with pytest.raises(TypeError):
         measure_gap(model, {"input_ids": IDS, "no_such_input": 1, "position_ids": "wrong"})
-    assert model.training == training and attachment.prefill == Scan(3, 0), "not even after an error"
+    assert model.training == training and attachment.prefill == Scan(3, 0), (
+        "not even after an error"
+    )
 
 
 def test_who_cannot_be_measured() -> None:
     model = model_for("turboconn-1", Auto())
-    with pytest.raises(ConfigError, match=r"^Auto measures its own distance to the exact rollout; its plans tell it$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^Auto measures its own distance to the exact rollout; its plans tell it$",
+    ):
         measure_gap(model, BATCH)
     with pytest.raises(ConfigError, match="the model has no recurrence"):
         measure_gap(undertow.detach(model), BATCH)
@@ -184,17 +209,24 @@ def test_it_warns_of_a_large_gap_and_again_when_it_has_doubled(
             assert record.name == "undertow"
             text = record.getMessage()
             assert text.startswith(f"step {step}: the states that Scan(sweeps=1, ")
-            assert "% off the exact rollout's and its loss differs by -0.2500;" in text and "\n" not in text
+            assert (
+                "% off the exact rollout's and its loss differs by -0.2500;" in text
+                and "\n" not in text
+            )
             warned_at.append(gaps[step // 2 - 1])
     assert warned_at == [0.05, 0.1, 0.21]
     assert next(every, None) is None, "it measured at every second step"
 
 
-def test_the_warning_without_a_loss(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_warning_without_a_loss(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     watch = SolverGap(every=1)
     watch.inputs = {"input_ids": IDS}
     with caplog.at_level(logging.WARNING, logger="undertow"):
-        watch.on_step_end(None, SimpleNamespace(global_step=1), None, model=model_for("turboconn-1", Scan(1, 0)))
+        watch.on_step_end(
+            None, SimpleNamespace(global_step=1), None, model=model_for("turboconn-1", Scan(1, 0))
+        )
     (record,) = caplog.records
     assert "off the exact rollout's; generation is exact" in record.getMessage()
     assert set(watch.found) == {"solver_gap"}
@@ -213,7 +245,9 @@ def entries(folder: Path) -> dict[int, dict[str, float]]:
 
 
 def test_a_run_logs_the_gap_every_so_many_steps(tmp_path: Path) -> None:
-    recipe = tiny.recipe(tmp_path, recurrence=tiny.TURBOCONN, solver=SCAN, training={"compare_every": 3})
+    recipe = tiny.recipe(
+        tmp_path, recurrence=tiny.TURBOCONN, solver=SCAN, training={"compare_every": 3}
+    )
     logged = entries(train(recipe, seed=0))
     assert {step: set(found) for step, found in logged.items()} == {
         step: {"solver_gap", "solver_loss_gap"} if step in (3, 6) else set() for step in range(1, 7)
@@ -234,14 +268,27 @@ def test_a_run_with_auto_logs_its_sweeps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recurrence", [tiny.TURBOCONN, None], ids=["exact", "plain"])
 def test_a_run_that_is_exact_logs_nothing_of_it(recurrence: Any, tmp_path: Path) -> None:
-    solver = {"kind": "sequential"} if recurrence else SCAN  # there is nothing to solve for the plain model
-    recipe = tiny.recipe(tmp_path, recurrence=recurrence, solver=solver, training={"compare_every": 1, "steps": 2})
+    solver = (
+        {"kind": "sequential"} if recurrence else SCAN
+    )  # there is nothing to solve for the plain model
+    recipe = tiny.recipe(
+        tmp_path, recurrence=recurrence, solver=solver, training={"compare_every": 1, "steps": 2}
+    )
     assert list(entries(train(recipe, seed=0)).values()) == [{}, {}]
 
 
 def test_watching_changes_nothing_of_the_training(tmp_path: Path) -> None:
     folders = [
-        train(tiny.recipe(tmp_path, name=f"{n}", recurrence=tiny.T2MLR, solver=SCAN, training={"compare_every": n}), seed=0)
+        train(
+            tiny.recipe(
+                tmp_path,
+                name=f"{n}",
+                recurrence=tiny.T2MLR,
+                solver=SCAN,
+                training={"compare_every": n},
+            ),
+            seed=0,
+        )
         for n in (1, 100)
     ]
     assert len(entries(folders[0])[1]) == 2 and not entries(folders[1])[1]
@@ -275,11 +322,30 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
 def test_a_resumed_run_goes_on_with_the_plans_of_its_checkpoint(
     plans: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forwards: list[tuple[int, bool]]
 ) -> None:
-    fixed = {"kind": "parity", "template": "bare", "min_length": 6, "max_length": 6}  # one length, and so one plan
-    changes: dict[str, Any] = {"recurrence": tiny.TURBOCONN, "solver": AUTO, "task": fixed, "training": {"steps": 8}}
+    fixed = {
+        "kind": "parity",
+        "template": "bare",
+        "min_length": 6,
+        "max_length": 6,
+    }  # one length, and so one plan
+    changes: dict[str, Any] = {
+        "recurrence": tiny.TURBOCONN,
+        "solver": AUTO,
+        "task": fixed,
+        "training": {"steps": 8},
+    }
     whole = train(tiny.recipe(tmp_path, name="whole", **changes), seed=0)
     uninterrupted = list(forwards)
-    assert [measured for _, measured in uninterrupted] == [True, True, False, True, False, False, False, True]
+    assert [measured for _, measured in uninterrupted] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
 
     wanted = tiny.recipe(tmp_path, **changes)
     with monkeypatch.context() as patch:
@@ -302,7 +368,9 @@ def test_a_resumed_run_goes_on_with_the_plans_of_its_checkpoint(
         assert forwards == uninterrupted[6:] and same
         assert entries(folder) == entries(whole)
     else:
-        assert [measured for _, measured in forwards] == [True, True], "the control: without its plans it measures at once"
+        assert [measured for _, measured in forwards] == [True, True], (
+            "the control: without its plans it measures at once"
+        )
 
 
 # --- with the libraries' own tools
@@ -341,7 +409,9 @@ def test_a_plain_trainer(tmp_path: Path) -> None:
 
 
 def test_a_plain_trainer_with_auto(tmp_path: Path) -> None:
-    trainer = trainer_for(model_for("turboconn-1", Auto(0.1, rollout_cost=5.0)), tmp_path, SolverGap(every=1))
+    trainer = trainer_for(
+        model_for("turboconn-1", Auto(0.1, rollout_cost=5.0)), tmp_path, SolverGap(every=1)
+    )
     trainer.train()
     lines = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert [entry["solver_sweeps"] for entry in lines] == [3, 3, 3]
@@ -349,18 +419,27 @@ def test_a_plain_trainer_with_auto(tmp_path: Path) -> None:
 
 
 def test_a_trainer_that_takes_the_labels_for_itself(tmp_path: Path) -> None:
-    trainer = trainer_for(model_for("turboconn-1", Scan(1, 0)), tmp_path, SolverGap(every=1), label_smoothing_factor=0.1)
+    trainer = trainer_for(
+        model_for("turboconn-1", Scan(1, 0)),
+        tmp_path,
+        SolverGap(every=1),
+        label_smoothing_factor=0.1,
+    )
     trainer.train()
     lines = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(lines) == 3
     assert all(entry["solver_gap"] > 0.01 and "solver_loss_gap" not in entry for entry in lines)
 
 
-def test_an_interrupted_training_leaves_no_second_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_training_leaves_no_second_hook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, watch = model_for("turboconn-1", Scan(1, 0)), SolverGap(every=1)
     before = len(model._forward_pre_hooks)
     with monkeypatch.context() as patch:
-        patch.setattr(SolverGap, "on_step_end", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            SolverGap, "on_step_end", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             trainer_for(model, tmp_path, watch).train()
     trainer_for(model, tmp_path, watch).train()
@@ -370,10 +449,18 @@ def test_an_interrupted_training_leaves_no_second_hook(tmp_path: Path, monkeypat
 
 def test_a_model_that_peft_wraps(tmp_path: Path) -> None:
     tokenizer = character_tokenizer("01=")
-    from_scratch(ModelSection(width=16, heads=2, positions=64), tokenizer).save_pretrained(tmp_path / "base")
+    from_scratch(ModelSection(width=16, heads=2, positions=64), tokenizer).save_pretrained(
+        tmp_path / "base"
+    )
     tokenizer.save_pretrained(tmp_path / "base")
-    changes: dict[str, Any] = {"model": {"path": str(tmp_path / "base")}, "recurrence": tiny.TURBOCONN, "lora": {"rank": 4}}
-    recipe = tiny.recipe(tmp_path, solver=SCAN, training={"compare_every": 2, "save_every": None}, **changes)
+    changes: dict[str, Any] = {
+        "model": {"path": str(tmp_path / "base")},
+        "recurrence": tiny.TURBOCONN,
+        "lora": {"rank": 4},
+    }
+    recipe = tiny.recipe(
+        tmp_path, solver=SCAN, training={"compare_every": 2, "save_every": None}, **changes
+    )
     model, _ = build(recipe, seed=0)
     batch = {"input_ids": IDS % 5 + 1, "labels": IDS % 5 + 1}
     assert measure_gap(model, batch).states < 1e-5, "the recurrence starts closed"
@@ -383,7 +470,9 @@ def test_a_model_that_peft_wraps(tmp_path: Path) -> None:
                 parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(3))
     undertow.set_solver(model, Scan(2, 0))
     gap, want = measure_gap(model, batch), by_hand(model, batch, Scan(2, 0), Scan(1, 0))
-    assert gap.states == pytest.approx(want.states, rel=1e-3) and gap.loss == pytest.approx(want.loss, rel=0.02, abs=2e-6)
+    assert gap.states == pytest.approx(want.states, rel=1e-3) and gap.loss == pytest.approx(
+        want.loss, rel=0.02, abs=2e-6
+    )
     assert gap.states > 1e-3
     assert find_attachment(model).prefill == Sequential()
 

@@ -1,4 +1,5 @@
-"""TurboConn's paper in figures: its parameter counts through the shipped recipes, its schedule, its advice, its epochs."""
+"""TurboConn's paper in figures: its parameter counts through the shipped recipes, its schedule, its
+advice, its epochs."""
 
 import json
 import math
@@ -34,7 +35,12 @@ MODELS: dict[str, PreTrainedConfig] = {
         **LLAMA,
     ),
     "llama-3.1-8b": LlamaConfig(
-        hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, head_dim=128, **LLAMA
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        head_dim=128,
+        **LLAMA,
     ),
     "qwen3-1.7b": Qwen3Config(
         hidden_size=2048,
@@ -67,19 +73,35 @@ def test_the_recipes_train_as_many_parameters_as_the_paper(name: str, tmp_path: 
     assert all(parameter.is_meta for parameter in model.parameters())
     counts = count_parameters(model)
     assert counts["trainable"] == counts["adapters"] + counts["recurrence"] == COUNTS[name][0]
-    baseline = count_parameters(outline(paper_recipe(name, tmp_path, "--recurrence=none", "--lora.rank=140")))
+    baseline = count_parameters(
+        outline(paper_recipe(name, tmp_path, "--recurrence=none", "--lora.rank=140"))
+    )
     assert baseline["trainable"] == baseline["adapters"] == COUNTS[name][1]
-    assert baseline["parameters"] - baseline["adapters"] == counts["parameters"] - counts["trainable"], "not one base"
+    assert (
+        baseline["parameters"] - baseline["adapters"] == counts["parameters"] - counts["trainable"]
+    ), "not one base"
     other = count_parameters(outline(paper_recipe(name, tmp_path, "--recurrence.rank=119")))
     assert other["trainable"] < COUNTS[name][0]
 
 
-@pytest.mark.parametrize(("name", "rate"), [("llama-3.2-1b", 1.92e-5), ("llama-3.1-8b", 1.92e-5), ("qwen3-1.7b", 5.12e-6)])
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("llama-3.2-1b", 1.92e-5), ("llama-3.1-8b", 1.92e-5), ("qwen3-1.7b", 5.12e-6)],
+)
 def test_the_recipes_train_as_the_paper_says(name: str, rate: float) -> None:
     recipe = load_recipe(RECIPES / f"turboconn-{name}.yaml", [])
     section = recipe.training
-    assert (section.learning_rate, section.batch, section.epochs, section.warmup_steps) == (rate, 64, 3, 100)
-    assert (section.schedule, section.restart_every, section.bucket_by_length) == ("cosine_restarts", 1000, True)
+    assert (section.learning_rate, section.batch, section.epochs, section.warmup_steps) == (
+        rate,
+        64,
+        3,
+        100,
+    )
+    assert (section.schedule, section.restart_every, section.bucket_by_length) == (
+        "cosine_restarts",
+        1000,
+        True,
+    )
     assert section.max_tokens == 168 and section.examples == 384_620 - 44
     assert recipe.recurrence == TurboConn.preset(name, lag=4, alpha=100)
     assert recipe.evaluation.temperature == 1.0
@@ -89,12 +111,16 @@ def test_an_outline_has_the_shapes_of_the_model_that_is_built(tmp_path: Path) ->
     recipe = tiny.recipe(tmp_path, recurrence=tiny.TURBOCONN)
     built, _ = build(recipe, 0)
     drawn = outline(recipe)
-    assert {n: p.shape for n, p in drawn.named_parameters()} == {n: p.shape for n, p in built.named_parameters()}
+    assert {n: p.shape for n, p in drawn.named_parameters()} == {
+        n: p.shape for n, p in built.named_parameters()
+    }
     assert count_parameters(drawn) == count_parameters(built)
     assert count_parameters(built)["recurrence"] == 2 * 8 * 16 + 8 + 16
 
 
-def test_parameters_are_counted_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameters_are_counted_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = str(tiny.recipe_file(tmp_path, recurrence=tiny.TURBOCONN))
     assert main(["inspect", "parameters", path, "--recurrence.rank=4"]) == 0
     assert f"| recurrence | {2 * 4 * 16 + 4 + 16} |" in " ".join(capsys.readouterr().out.split())
@@ -111,12 +137,22 @@ def test_cosine_restarts() -> None:
     rates = [cosine_restarts(step, 100, 1000) for step in range(3000)]
     assert rates[:1000] == rates[1000:2000] == rates[2000:]
     assert rates[0] == 0 and rates[50] == 0.5 and rates[100] == 1 == max(rates)
-    assert rates[550] == pytest.approx(0.5) and rates[325] == pytest.approx(0.5 + math.sqrt(0.5) / 2)
+    assert rates[550] == pytest.approx(0.5) and rates[325] == pytest.approx(
+        0.5 + math.sqrt(0.5) / 2
+    )
     assert 0 < rates[999] < 1e-5
 
 
-def test_a_run_follows_the_schedule_and_goes_on_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = {"steps": 9, "schedule": "cosine_restarts", "restart_every": 4, "warmup_steps": 1, "save_every": 5}
+def test_a_run_follows_the_schedule_and_goes_on_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = {
+        "steps": 9,
+        "schedule": "cosine_restarts",
+        "restart_every": 4,
+        "warmup_steps": 1,
+        "save_every": 5,
+    }
     recipe = tiny.recipe(tmp_path, training=training)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         tiny.interrupt(patch, 7)
@@ -128,7 +164,9 @@ def test_a_run_follows_the_schedule_and_goes_on_in_it(tmp_path: Path, monkeypatc
 
 
 def test_a_restart_within_the_warm_up_is_refused() -> None:
-    with pytest.raises(ConfigError, match="restart_every is 100, but the warm-up takes 100 steps; make it longer"):
+    with pytest.raises(
+        ConfigError, match="restart_every is 100, but the warm-up takes 100 steps; make it longer"
+    ):
         TrainingSection(schedule="cosine_restarts", restart_every=100)
     TrainingSection(restart_every=100)  # another schedule does not look at it
 
@@ -145,12 +183,19 @@ def test_epochs_pass_over_the_same_examples() -> None:
     passes = [sorted(dataset.indices[i : i + 50]) for i in (0, 50, 100)]
     assert passes == [list(range(50))] * 3
     assert list(dataset.indices[:50]) != list(dataset.indices[50:100])
-    with pytest.raises(ConfigError, match=r"parity is generated without end; set training\.examples as well"):
+    with pytest.raises(
+        ConfigError, match=r"parity is generated without end; set training\.examples as well"
+    ):
         training_set(task, tokenizer, TrainingSection(epochs=3), seed=0)
 
 
 def test_a_run_of_epochs_takes_their_steps(tmp_path: Path) -> None:
-    folder = train(tiny.recipe(tmp_path, training={"steps": 1, "epochs": 2, "examples": 10, "save_every": None}), 0)
+    folder = train(
+        tiny.recipe(
+            tmp_path, training={"steps": 1, "epochs": 2, "examples": 10, "save_every": None}
+        ),
+        0,
+    )
     assert list(tiny.losses(folder)) == [1, 2, 3, 4, 5]
 
 
@@ -173,26 +218,35 @@ def test_a_run_of_epochs_takes_their_steps(tmp_path: Path) -> None:
         (4, 100, 5e-4, "is a product above 0.02", "use an alpha of 20 or less"),
     ],
 )
-def test_advice(lag: int, alpha: float, rate: float, scratch: str | None, pretrained: str | None) -> None:
+def test_advice(
+    lag: int, alpha: float, rate: float, scratch: str | None, pretrained: str | None
+) -> None:
     recurrence = TurboConn(((1, 0),), lag=lag, alpha=alpha)
     for expected, given in ((scratch, False), (pretrained, True)):
         advice = recurrence.advice(given, rate)
         assert advice is None if expected is None else advice is not None and expected in advice
 
 
-def test_advice_and_what_is_left_out_are_printed_and_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_advice_and_what_is_left_out_are_printed_and_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.manual_seed(0)
     recurrence = tiny.TURBOCONN | {"lag": 8, "alpha": 100.0}
     training = {"steps": 2, "warmup_steps": 0, "max_tokens": 7, "save_every": None, "examples": 40}
     folder = train(tiny.recipe(tmp_path, recurrence=recurrence, training=training), 0)
     entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     remarks = [entry["text"] for entry in entries if entry.get("event") == "remark"]
-    printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("undertow: ")]
+    printed = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("undertow: ")
+    ]
     assert printed == [f"undertow: {remark}" for remark in remarks]
     trained, held_out, advice = remarks
     left_out = entries[0]["examples_left_out"]
     counts = [int(text.split()[0]) for text in (trained, held_out)]
     assert left_out == sum(counts) and all(counts)
-    assert trained == f"{counts[0]} of 40 training examples are left out: they have more than training.max_tokens, 7"
+    assert trained == (
+        f"{counts[0]} of 40 training examples are left out: they have more than "
+        "training.max_tokens, 7"
+    )
     assert held_out.startswith(f"{counts[1]} of 8 held-out examples")
     assert advice.startswith("lag 8 with alpha 100 goes against TurboConn's paper")

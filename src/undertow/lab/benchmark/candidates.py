@@ -1,4 +1,5 @@
-"""The models that a benchmark compares: a Transformer, a wider one with as many parameters, the paper's scheme, and ours."""
+"""The models that a benchmark compares: a Transformer, a wider one with as many parameters, the
+paper's scheme, and ours."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def count(model: Any) -> int:
 
 
 def matched(bench: Bench) -> Any:
-    """The least wide Transformer, in steps of its number of heads, with as many parameters as the recurrent model."""
+    """The least wide Transformer, in steps of its number of heads, with as many parameters as the
+    recurrent model."""
     with torch.device("meta"):  # counted without memory
         pathway = bench.recurrence.build(bench.layers, bench.width, lambda hidden: hidden)
     width = bench.width
@@ -96,11 +98,15 @@ def prefill_solvers() -> dict[str, Solver]:
 
 
 def training_candidates(bench: Bench) -> dict[str, Callable[[], Any]]:
-    """What makes each candidate for a training step: a Transformer, one with as many parameters, ours and the papers'."""
+    """What makes each candidate for a training step: a Transformer, one with as many parameters,
+    ours and the papers'."""
     makers: dict[str, Callable[[], Any]] = {
         "transformer": lambda: transformer(bench),
         MATCHED: lambda: matched(bench),
-        **{name: partial(recurrent, bench, solver) for name, solver in training_solvers(bench).items()},
+        **{
+            name: partial(recurrent, bench, solver)
+            for name, solver in training_solvers(bench).items()
+        },
         "exact, the paper's loop taken literally": lambda: LiteralRollout(recurrent(bench)),
     }
     return chosen(bench, makers)
@@ -114,5 +120,11 @@ def chosen(bench: Bench, makers: dict[str, T]) -> dict[str, T]:
     """
     for name in bench.only:
         if name not in makers:
-            raise ConfigError(f"only names {name!r}{nearest(name, makers)}; there are {', '.join(makers)}")
-    return {name: make for name, make in makers.items() if not bench.only or "transformer" in name or name in bench.only}
+            raise ConfigError(
+                f"only names {name!r}{nearest(name, makers)}; there are {', '.join(makers)}"
+            )
+    return {
+        name: make
+        for name, make in makers.items()
+        if not bench.only or "transformer" in name or name in bench.only
+    }

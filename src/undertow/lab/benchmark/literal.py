@@ -1,6 +1,8 @@
-"""The exact rollout as the papers write it down: all layers in the loop over tokens, the cache grown by concatenation.
+"""The exact rollout as the papers write it down: all layers in the loop over tokens, the cache
+grown by concatenation.
 
-TurboConn's Algorithm 1, and T²MLR's recurrence token by token. It is the baseline that the solvers are measured against.
+TurboConn's Algorithm 1, and T²MLR's recurrence token by token. It is the baseline that the solvers
+are measured against.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from undertow.host.attach import find_pathway
 
 
 class LiteralRollout(nn.Module):
-    """A hosted model's weights, run group by group through the whole backbone with an ordinary growing cache."""
+    """A hosted model's weights, run group by group through the whole backbone with an ordinary
+    growing cache."""
 
     def __init__(self, hosted: Any) -> None:
         super().__init__()
@@ -53,7 +56,9 @@ class LiteralRollout(nn.Module):
             self.readings.append(self.pathway.read(site, hidden))
         return hidden
 
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> CausalLMOutput:
+    def forward(
+        self, input_ids: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any
+    ) -> CausalLMOutput:
         cache = DynamicCache(config=self.model.config)
         outputs = []
         state: torch.Tensor | None = None

@@ -18,7 +18,8 @@ from undertow.lab.benchmark.settings import Bench
 
 
 def peak_memory(bench: Bench, candidate: str) -> int:
-    """Bytes that a training step takes at its peak, beyond the model: measured in a fresh process."""
+    """Bytes that a training step takes at its peak, beyond the model: measured in a fresh
+    process."""
     given = json.dumps({"bench": to_mapping(bench), "candidate": candidate})
     command = [sys.executable, "-m", "undertow.lab.benchmark.memory"]
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
@@ -30,20 +31,27 @@ def status(field: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return 1024 * int(line.split()[1])
-    raise ConfigError("peak memory on a CPU is read from /proc, which this system lacks; leave out the measure memory")
+    raise ConfigError(
+        "peak memory on a CPU is read from /proc, which this system lacks; leave out the measure "
+        "memory"
+    )
 
 
 def measure(bench: Bench, model: Any) -> int:
     ids = torch.randint(0, bench.vocabulary, (bench.batch, bench.tokens), device=bench.device)
     small = ids[:1, :2]
-    model(input_ids=small, labels=small, use_cache=False).loss.backward()  # gradients are there before it is measured
+    model(
+        input_ids=small, labels=small, use_cache=False
+    ).loss.backward()  # gradients are there before it is measured
     if bench.device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         return int(torch.cuda.max_memory_allocated() - before)
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew: imports may have had a higher one
+    Path("/proc/self/clear_refs").write_text(
+        "5"
+    )  # the peak starts anew: imports may have had a higher one
     before = status("VmRSS")
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     return status("VmHWM") - before

@@ -12,7 +12,14 @@ import torch
 
 from undertow.config import to_mapping
 from undertow.files import write_text
-from undertow.lab.benchmark.candidates import MATCHED, matched, prefill_solvers, recurrent, training_candidates, transformer
+from undertow.lab.benchmark.candidates import (
+    MATCHED,
+    matched,
+    prefill_solvers,
+    recurrent,
+    training_candidates,
+    transformer,
+)
 from undertow.lab.benchmark.memory import peak_memory
 from undertow.lab.benchmark.settings import Bench
 from undertow.lab.benchmark.timing import Timing, TokenClock, interleaved, timed
@@ -31,7 +38,9 @@ def bench(settings: Bench, output: Path) -> str:
         ConfigError: the model is larger than the memory.
     """
     quiet_libraries()
-    parameters = sum(parameter.numel() for parameter in transformer(settings, device="meta").parameters())
+    parameters = sum(
+        parameter.numel() for parameter in transformer(settings, device="meta").parameters()
+    )
     check_memory(parameters, parameters if "train" in settings.measures else 0)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -47,20 +56,36 @@ def bench(settings: Bench, output: Path) -> str:
     rows = []
     for measure, candidates in results.items():
         for name, timing in candidates.items():
-            unit = f"{timing.seconds / 2**20:.0f} MiB" if "memory" in measure else f"{1000 * timing.seconds:.1f} ms"
+            unit = (
+                f"{timing.seconds / 2**20:.0f} MiB"
+                if "memory" in measure
+                else f"{1000 * timing.seconds:.1f} ms"
+            )
             spread = "" if "memory" in measure else f"{timing.low:.2f} to {timing.high:.2f}"
             error = "" if timing.error is None else f"{timing.error:.1e}"
             rows.append([measure, name, unit, f"{timing.ratio:.2f}", spread, error])
-    text = table(["measure", "candidate", "median", f"over the {MATCHED}", "spread", "logits off by"], rows)
-    plain = {measure: {n: dataclasses.asdict(t) for n, t in found.items()} for measure, found in results.items()}
-    record = {"settings": to_mapping(settings), "versions": versions(), "threads": torch.get_num_threads(), "results": plain}
+    text = table(
+        ["measure", "candidate", "median", f"over the {MATCHED}", "spread", "logits off by"], rows
+    )
+    plain = {
+        measure: {n: dataclasses.asdict(t) for n, t in found.items()}
+        for measure, found in results.items()
+    }
+    record = {
+        "settings": to_mapping(settings),
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        "results": plain,
+    }
     write_text(output / "bench.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     write_text(output / "bench.md", text + "\n")
     return text
 
 
 def train_step(settings: Bench) -> dict[str, Timing]:
-    ids = torch.randint(0, settings.vocabulary, (settings.batch, settings.tokens), device=settings.device)
+    ids = torch.randint(
+        0, settings.vocabulary, (settings.batch, settings.tokens), device=settings.device
+    )
 
     def step(model: Any) -> Any:
         def run() -> None:
@@ -69,14 +94,20 @@ def train_step(settings: Bench) -> dict[str, Timing]:
 
         return run
 
-    steps = {name: timed(step(make().train()), settings.device) for name, make in training_candidates(settings).items()}
+    steps = {
+        name: timed(step(make().train()), settings.device)
+        for name, make in training_candidates(settings).items()
+    }
     return interleaved(steps, MATCHED, settings.rounds)
 
 
 def prefill(settings: Bench) -> dict[str, Timing]:
     ids = torch.randint(0, settings.vocabulary, (1, settings.prompt), device=settings.device)
     models = {MATCHED: matched(settings).eval()}
-    models |= {name: recurrent(settings, prefill=solver).eval() for name, solver in prefill_solvers().items()}
+    models |= {
+        name: recurrent(settings, prefill=solver).eval()
+        for name, solver in prefill_solvers().items()
+    }
 
     @torch.inference_mode()
     def logits(model: Any, kept: int = 1) -> torch.Tensor:
@@ -86,14 +117,24 @@ def prefill(settings: Bench) -> dict[str, Timing]:
     steps = {name: timed(partial(logits, model), settings.device) for name, model in models.items()}
     timings = interleaved(steps, MATCHED, settings.rounds)
     exact = logits(models["exact"], settings.prompt)
-    errors = {name: float((logits(models[name], settings.prompt) - exact).abs().max()) for name in prefill_solvers()}
-    return {name: dataclasses.replace(timing, error=errors.get(name)) for name, timing in timings.items()}
+    errors = {
+        name: float((logits(models[name], settings.prompt) - exact).abs().max())
+        for name in prefill_solvers()
+    }
+    return {
+        name: dataclasses.replace(timing, error=errors.get(name))
+        for name, timing in timings.items()
+    }
 
 
 def decode(settings: Bench) -> dict[str, Timing]:
     """`generate()`, a token of it; the prefill of the prompt is a measure of its own."""
     ids = torch.randint(0, settings.vocabulary, (1, 16), device=settings.device)
-    models = {"transformer": transformer(settings), MATCHED: matched(settings), "recurrent": recurrent(settings)}
+    models = {
+        "transformer": transformer(settings),
+        MATCHED: matched(settings),
+        "recurrent": recurrent(settings),
+    }
 
     def seconds(model: Any) -> float:
         count, ticks = settings.generated, TokenClock(settings.device)
@@ -108,7 +149,9 @@ def decode(settings: Bench) -> dict[str, Timing]:
         )
         return ticks.seconds_per_token
 
-    return interleaved({name: partial(seconds, m.eval()) for name, m in models.items()}, MATCHED, settings.rounds)
+    return interleaved(
+        {name: partial(seconds, m.eval()) for name, m in models.items()}, MATCHED, settings.rounds
+    )
 
 
 def memory(settings: Bench) -> dict[str, Timing]:

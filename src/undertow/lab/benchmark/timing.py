@@ -1,4 +1,5 @@
-"""Timing candidates against each other: they take turns, so that a machine's drift falls on all of them."""
+"""Timing candidates against each other: they take turns, so that a machine's drift falls on all of
+them."""
 
 from __future__ import annotations
 
@@ -33,8 +34,11 @@ class Timing:
     error: float | None = None
 
 
-def interleaved(steps: Mapping[str, Callable[[], float]], reference: str, rounds: int) -> dict[str, Timing]:
-    """Run each step `rounds` times, in turns, after a round that only warms up. A step returns the seconds that count."""
+def interleaved(
+    steps: Mapping[str, Callable[[], float]], reference: str, rounds: int
+) -> dict[str, Timing]:
+    """Run each step `rounds` times, in turns, after a round that only warms up. A step returns the
+    seconds that count."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for round_ in tqdm(range(rounds + 1), desc="timing", unit="round", leave=False):
         for name, step in steps.items():
@@ -42,7 +46,10 @@ def interleaved(steps: Mapping[str, Callable[[], float]], reference: str, rounds
             taken = step()
             if round_:
                 times[name].append(taken)
-    ratios = {name: [a / b for a, b in zip(own, times[reference], strict=True)] for name, own in times.items()}
+    ratios = {
+        name: [a / b for a, b in zip(own, times[reference], strict=True)]
+        for name, own in times.items()
+    }
     return {
         name: Timing(statistics.median(times[name]), statistics.median(own), min(own), max(own))
         for name, own in ratios.items()
@@ -80,5 +87,6 @@ class TokenClock(BaseStreamer):
 
     @property
     def seconds_per_token(self) -> float:
-        """The median time from a generated token to the next: the prompt's prefill, which gave the first, is left out."""
+        """The median time from a generated token to the next: the prompt's prefill, which gave the
+        first, is left out."""
         return statistics.median(after - before for before, after in pairwise(self.times[1:]))

@@ -28,7 +28,8 @@ class Accuracy:
         length: the task's own size; None for a whole data set.
         temperature: of the sampling; 0 for greedy answers.
         correct, total: answers, or sequences all of whose labels are right.
-        right_symbols, symbols: single labels, or tokens of right answers for a task that scores them; None for others.
+        right_symbols, symbols: single labels, or tokens of right answers for a task that scores
+            them; None for others.
     """
 
     length: int | None
@@ -50,9 +51,16 @@ class Accuracy:
 
     @staticmethod
     def together(results: Sequence[Accuracy]) -> Accuracy:
-        """The accuracy of several results of one length and temperature, such as those of several seeds."""
-        counts = [[r.right_symbols, r.symbols] for r in results if r.right_symbols is not None and r.symbols is not None]
-        right_symbols, symbols = (sum(each) for each in zip(*counts, strict=True)) if counts else (None, None)
+        """The accuracy of several results of one length and temperature, such as those of several
+        seeds."""
+        counts = [
+            [r.right_symbols, r.symbols]
+            for r in results
+            if r.right_symbols is not None and r.symbols is not None
+        ]
+        right_symbols, symbols = (
+            (sum(each) for each in zip(*counts, strict=True)) if counts else (None, None)
+        )
         return Accuracy(
             results[0].length,
             results[0].temperature,
@@ -75,18 +83,23 @@ def accuracy_by_length(
     split: Split = "test",
     seed: int = 0,
 ) -> list[Accuracy]:
-    """Ask for `examples` answers of each length and score them; without lengths, for those to a data set's first ones.
+    """Ask for `examples` answers of each length and score them; without lengths, for those to a
+    data set's first ones.
 
-    Answers are generated: prompts are left-padded and generated for `batch` at a time. A temperature of 0 is greedy
-    decoding. Where a task has a label at every position, the likeliest ones of `batch` teacher-forced sequences are
-    compared at a time; nothing is generated then, so `max_new_tokens` and `seed` play no part.
+    Answers are generated: prompts are left-padded and generated for `batch` at a time. A
+    temperature of 0 is greedy decoding. Where a task has a label at every position, the likeliest
+    ones of `batch` teacher-forced sequences are compared at a time; nothing is generated then, so
+    `max_new_tokens` and `seed` play no part.
 
     Raises:
         DataError: the split has no example of a length.
-        ConfigError: a temperature for a task with labels, or a task that has neither answers nor labels.
+        ConfigError: a temperature for a task with labels, or a task that has neither answers nor
+            labels.
     """
     if task.measured_by == "labels" and temperature:
-        raise ConfigError(f"temperature is {temperature:g}, but nothing is sampled for {task.kind}; leave it out")
+        raise ConfigError(
+            f"temperature is {temperature:g}, but nothing is sampled for {task.kind}; leave it out"
+        )
     results = []
     for length in lengths or (None,):
         size = task.size(split, tokenizer)
@@ -99,7 +112,9 @@ def accuracy_by_length(
         torch.manual_seed(seed)
         answers = generate(model, tokenizer, asked, batch, temperature, max_new_tokens)
         torch.random.set_rng_state(generator_state)
-        correct = sum(task.score(example, answer) for example, answer in zip(asked, answers, strict=True))
+        correct = sum(
+            task.score(example, answer) for example, answer in zip(asked, answers, strict=True)
+        )
         found = Accuracy(length, temperature, correct, count)
         if task.scores_tokens and not temperature:
             tokens = label_accuracy(model, tokenizer, asked, batch, length)
@@ -116,26 +131,42 @@ def read_accuracies(path: Path) -> tuple[Accuracy, ...]:
     """
     mend = "the file is damaged; run `undertow eval` again"
     try:
-        found: tuple[Accuracy, ...] = convert(tuple[Accuracy, ...], read_json(path, CheckpointError, mend), "accuracies")
+        found: tuple[Accuracy, ...] = convert(
+            tuple[Accuracy, ...], read_json(path, CheckpointError, mend), "accuracies"
+        )
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}; {mend}") from error
     for each in found:
         symbols = (each.right_symbols or 0, each.symbols or 0)
-        if not 0 <= each.correct <= each.total or each.total < 1 or not 0 <= symbols[0] <= symbols[1]:
-            raise CheckpointError(f"{path} counts {each.correct} right answers of {each.total}; {mend}")
+        if (
+            not 0 <= each.correct <= each.total
+            or each.total < 1
+            or not 0 <= symbols[0] <= symbols[1]
+        ):
+            raise CheckpointError(
+                f"{path} counts {each.correct} right answers of {each.total}; {mend}"
+            )
     return found
 
 
 def label_accuracy(
-    model: Any, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], batch: int, length: int | None
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Example],
+    batch: int,
+    length: int | None,
 ) -> Accuracy:
     """The accuracy of the likeliest label at every position of aligned examples."""
     collate = PadCollator(tokenizer)
-    check_context(model, examples, [len(encode(example, tokenizer)["input_ids"]) for example in examples])
+    check_context(
+        model, examples, [len(encode(example, tokenizer)["input_ids"]) for example in examples]
+    )
     correct = right_symbols = symbols = 0
     with evaluating(model):
         for start in progress(range(0, len(examples), batch), "labelling"):
-            items = collate([encode(example, tokenizer) for example in examples[start : start + batch]])
+            items = collate(
+                [encode(example, tokenizer) for example in examples[start : start + batch]]
+            )
             inputs = model_inputs(items, model.device)
             predicted = model(**inputs, use_cache=False).logits[:, :-1].argmax(-1).cpu()
             labels = items["labels"][:, 1:]  # as the loss has it
@@ -155,16 +186,20 @@ def generate(
     temperature: float,
     max_new_tokens: int | None,
 ) -> list[str]:
-    """The texts that the model writes after the prompts, without special tokens; they end where its context ends.
+    """The texts that the model writes after the prompts, without special tokens; they end where its
+    context ends.
 
     Raises:
-        DataError: the tokenizer does not know a part of a prompt, or prompt and right answer are more than the model reads.
+        DataError: the tokenizer does not know a part of a prompt, or prompt and right answer are
+            more than the model reads.
     """
     prompts = [encode_prompt(example.prompt, tokenizer) for example in examples]
     whole = [len(encode(example, tokenizer)["input_ids"]) for example in examples]
     check_context(model, examples, whole)
     if max_new_tokens is None:
-        max_new_tokens = 1 + max(all_ - len(prompt) for all_, prompt in zip(whole, prompts, strict=True))
+        max_new_tokens = 1 + max(
+            all_ - len(prompt) for all_, prompt in zip(whole, prompts, strict=True)
+        )
     limit = context_of(model)
     if limit is not None:
         max_new_tokens = min(max_new_tokens, max(1, limit - max(map(len, prompts))))
@@ -175,12 +210,20 @@ def generate(
     with evaluating(model):
         for start in progress(range(0, len(examples), batch), "generating"):
             inputs = tokenizer.pad(
-                {"input_ids": prompts[start : start + batch]}, padding_side="left", return_tensors="pt"
+                {"input_ids": prompts[start : start + batch]},
+                padding_side="left",
+                return_tensors="pt",
             ).to(model.device)
             output = model.generate(
-                **inputs, max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id, use_cache=True, **sampling
+                **inputs,
+                max_new_tokens=max_new_tokens,
+                pad_token_id=tokenizer.pad_token_id,
+                use_cache=True,
+                **sampling,
             )
-            answers += tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+            answers += tokenizer.batch_decode(
+                output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
+            )
     return answers
 
 
@@ -190,14 +233,16 @@ def check_context(model: Any, examples: Sequence[Example], tokens: Sequence[int]
     for number, (example, count) in enumerate(zip(examples, tokens, strict=True)):
         if limit is not None and count > limit:
             raise DataError(
-                f"example {number}, {example.prompt[:80]!r}, takes {count} tokens with its answer, but the model "
-                f"reads {limit} at most; leave it out, or take a model that reads more"
+                f"example {number}, {example.prompt[:80]!r}, takes {count} tokens with its answer, "
+                f"but the model reads {limit} at most; leave it out, or take a model that reads "
+                "more"
             )
 
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode without gradients, in which states are exact unless a prefill solver is set; then the mode before."""
+    """Evaluation mode without gradients, in which states are exact unless a prefill solver is set;
+    then the mode before."""
     training = model.training
     model.eval()
     try:
@@ -209,5 +254,7 @@ def evaluating(model: Any) -> Iterator[None]:
 
 def progress(batches: Sequence[int], description: str) -> Iterable[int]:
     """The batches, with a progress bar if there are several."""
-    bar: Iterable[int] = tqdm(batches, desc=description, unit="batch", leave=False, disable=len(batches) < 3)
+    bar: Iterable[int] = tqdm(
+        batches, desc=description, unit="batch", leave=False, disable=len(batches) < 3
+    )
     return bar

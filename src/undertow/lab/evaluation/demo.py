@@ -1,4 +1,5 @@
-"""`undertow demo`: a Transformer, the same with TurboConn and the same with T²MLR, trained on Parity and compared."""
+"""`undertow demo`: a Transformer, the same with TurboConn and the same with T²MLR, trained on
+Parity and compared."""
 
 from __future__ import annotations
 
@@ -31,12 +32,24 @@ COMMON: dict[str, Any] = {
     "task": {"kind": "parity", "template": "bare", "min_length": 1, "max_length": TRAINED},
     "model": {"architecture": "llama", "layers": 2, "width": 64, "heads": 4},
     "solver": "sequential",  # exactly reproducible: `Auto` decides by the clock
-    "training": {"steps": 1000, "batch": 64, "learning_rate": 2e-3, "gate_multiplier": 30.0, "threads": 1},
+    "training": {
+        "steps": 1000,
+        "batch": 64,
+        "learning_rate": 2e-3,
+        "gate_multiplier": 30.0,
+        "threads": 1,
+    },
 }
 MODELS: dict[str, dict[str, Any]] = {
     "Transformer": {},
     "TurboConn": {
-        "recurrence": {"kind": "turboconn", "connections": [[1, 0]], "lag": 1, "alpha": 1.0, "rank": 64},
+        "recurrence": {
+            "kind": "turboconn",
+            "connections": [[1, 0]],
+            "lag": 1,
+            "alpha": 1.0,
+            "rank": 64,
+        }
     },
     "T²MLR": {"recurrence": {"kind": "t2mlr", "first_layer": 0, "last_layer": 1}},
 }
@@ -57,9 +70,18 @@ class Compared:
 
 @takes_paths
 def demo(output: Path, examples: int = 256) -> str:
-    """Train, evaluate and compare; writes `demo.md`, `demo.json` and `demo.png` and returns the table."""
+    """Train, evaluate and compare; writes `demo.md`, `demo.json` and `demo.png` and returns the
+    table."""
     models = {name: compare(name, output, examples) for name in MODELS}
-    header = ["model", "1x (16 bits)", "2x (32)", "4x (64)", "parameters", "ms a step", "ms a token"]
+    header = [
+        "model",
+        "1x (16 bits)",
+        "2x (32)",
+        "4x (64)",
+        "parameters",
+        "ms a step",
+        "ms a token",
+    ]
     rows = [
         [
             name,
@@ -82,27 +104,29 @@ def demo(output: Path, examples: int = 256) -> str:
         trained=TRAINED,
         chance=0.5,
     )
-    return f"\nAccuracy on Parity, trained on 1 to {TRAINED} bits:\n\n{text}\n\nFigure: {output / 'demo.png'}"
+    return (
+        f"\nAccuracy on Parity, trained on 1 to {TRAINED} bits:\n\n{text}\n\nFigure: "
+        f"{output / 'demo.png'}"
+    )
 
 
 def compare(name: str, output: Path, examples: int) -> Compared:
     """Train one of the models, or find it trained, and measure it."""
     recipe = from_mapping(
         Recipe,
-        {
-            **COMMON,
-            "name": name.lower().replace("²", "2"),
-            "output": str(output),
-            **MODELS[name],
-        },
+        {**COMMON, "name": name.lower().replace("²", "2"), "output": str(output), **MODELS[name]},
     )
     folder = train(recipe, seed=0, description=f"{name:11}")
     model, tokenizer = load(str(folder / MODEL))
     return Compared(
-        accuracies=accuracy_by_length(model, tokenizer, recipe.task, LENGTHS, examples, batch=examples),
+        accuracies=accuracy_by_length(
+            model, tokenizer, recipe.task, LENGTHS, examples, batch=examples
+        ),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         seconds_per_step=statistics.median(
-            entry["seconds_per_step"] for entry in read_log(folder / LOG) if "seconds_per_step" in entry
+            entry["seconds_per_step"]
+            for entry in read_log(folder / LOG)
+            if "seconds_per_step" in entry
         ),
         seconds_per_token=seconds_per_token(model),
     )

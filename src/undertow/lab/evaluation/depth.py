@@ -1,4 +1,5 @@
-"""The depth that a model runs at where nothing else is said: for evaluations that only know how to generate."""
+"""The depth that a model runs at where nothing else is said: for evaluations that only know how to
+generate."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def get_depth(model: Any) -> int:
 
 
 def set_depth(model: Any, depth: int) -> None:
-    """Let a forward that is given no depth run so many iterations: in `generate`, in lm-eval, anywhere.
+    """Let a forward that is given no depth run so many iterations: in `generate`, in lm-eval,
+    anywhere.
 
     Raises:
         ConfigError: the model has no recurrence in depth, or the depth is below 1.

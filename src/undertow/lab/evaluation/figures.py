@@ -20,7 +20,8 @@ def accuracy_figure(
     trained: int | None = None,
     chance: float | None = None,
 ) -> None:
-    """Accuracy against length, one curve a model, as a PNG; `trained` marks the longest trained length.
+    """Accuracy against length, one curve a model, as a PNG; `trained` marks the longest trained
+    length.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -28,7 +29,11 @@ def accuracy_figure(
     figure, axes = new_axes()
     for (name, results), marker in zip(curves.items(), "osD^vP*X" * len(curves), strict=False):
         axes.plot(
-            [r.length or 0 for r in results], [100 * r.share for r in results], marker=marker, markersize=4, label=name
+            [r.length or 0 for r in results],
+            [100 * r.share for r in results],
+            marker=marker,
+            markersize=4,
+            label=name,
         )
     if trained is not None:
         axes.axvline(trained, color="0.5", linestyle="--", linewidth=1, label="longest trained")
@@ -40,7 +45,9 @@ def accuracy_figure(
     save_figure(figure, path)
 
 
-def lines_figure(lines: Mapping[str, Points], path: Path, title: str, x: str, y: str, zero: bool = False) -> None:
+def lines_figure(
+    lines: Mapping[str, Points], path: Path, title: str, x: str, y: str, zero: bool = False
+) -> None:
     """Lines by label, each a sequence of points, as a PNG; `zero` marks the height 0.
 
     Raises:
@@ -58,9 +65,13 @@ def lines_figure(lines: Mapping[str, Points], path: Path, title: str, x: str, y:
 
 
 def curves_figure(
-    curves: Mapping[tuple[str, ...], Sequence[Sequence[tuple[int, float]]]], path: Path, title: str, unit: str
+    curves: Mapping[tuple[str, ...], Sequence[Sequence[tuple[int, float]]]],
+    path: Path,
+    title: str,
+    unit: str,
 ) -> None:
-    """Curves of a measure against the training step as a PNG: a panel for each first label, a line a seed.
+    """Curves of a measure against the training step as a PNG: a panel for each first label, a line
+    a seed.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -68,13 +79,22 @@ def curves_figure(
     panels = list(dict.fromkeys(labels[0] if len(labels) > 1 else "" for labels in curves))
     figure, every = new_panels(len(panels))
     for axes, panel in zip(every, panels, strict=True):
-        own = {labels: seeds for labels, seeds in curves.items() if len(labels) == 1 or labels[0] == panel}
+        own = {
+            labels: seeds
+            for labels, seeds in curves.items()
+            if len(labels) == 1 or labels[0] == panel
+        }
         for number, (labels, seeds) in enumerate(own.items()):
             name: str | None = ", ".join(labels[1:] or labels)
             for points in filter(None, seeds):
                 marker = "." if len(points) == 1 else None  # one point makes no line
                 axes.plot(
-                    *zip(*points, strict=True), color=f"C{number % 10}", marker=marker, linewidth=1, alpha=0.8, label=name
+                    *zip(*points, strict=True),
+                    color=f"C{number % 10}",
+                    marker=marker,
+                    linewidth=1,
+                    alpha=0.8,
+                    label=name,
                 )
                 name = None
         axes.set(title=panel or title, xlabel="step", ylabel=unit)
@@ -105,7 +125,9 @@ def new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError('figures need matplotlib; install it with: pip install "undertow[train]"') from error
+        raise ConfigError(
+            'figures need matplotlib; install it with: pip install "undertow[train]"'
+        ) from error
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 

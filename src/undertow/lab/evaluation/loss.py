@@ -51,17 +51,21 @@ def loss_per_token(
     max_tokens: int | None = None,
     overlong: Literal["error", "skip"] = "error",
 ) -> Loss:
-    """The mean loss over all predicted tokens of the first `examples` items of a split, which must have an end.
+    """The mean loss over all predicted tokens of the first `examples` items of a split, which must
+    have an end.
 
-    One teacher-forced forward for `batch` items at a time, with the exact rollout unless a prefill solver is set.
-    Every token counts alike, whatever the length of its item. Items of more than `max_tokens` tokens are refused or left out
-    (see `TaskDataset`).
+    One teacher-forced forward for `batch` items at a time, with the exact rollout unless a prefill
+    solver is set. Every token counts alike, whatever the length of its item. Items of more than
+    `max_tokens` tokens are refused or left out (see `TaskDataset`).
 
     Raises:
         ConfigError: the split has no end.
         DataError: its files cannot be read, or hold too little, or an item is too long.
     """
-    dataset, collate = TaskDataset(task, split, tokenizer, max_tokens=max_tokens, overlong=overlong), PadCollator(tokenizer)
+    dataset, collate = (
+        TaskDataset(task, split, tokenizer, max_tokens=max_tokens, overlong=overlong),
+        PadCollator(tokenizer),
+    )
     windows = min(examples, len(dataset))
     total, tokens = 0.0, 0
     with evaluating(model):

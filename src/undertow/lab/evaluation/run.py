@@ -44,7 +44,11 @@ def seed_folders(run: Path) -> list[Path]:
     folders = [run] if (run / RECIPE).is_file() else sorted(run.glob("seed-*"))
     finished = [folder for folder in folders if (folder / MODEL).is_dir()]
     if not finished:
-        what = "its training has not finished; run `undertow train` again" if folders else "it has no recipe.yaml"
+        what = (
+            "its training has not finished; run `undertow train` again"
+            if folders
+            else "it has no recipe.yaml"
+        )
         what = what if run.exists() else "there is no such folder"
         raise CheckpointError(f"{run} is no finished run: {what}")
     return finished
@@ -52,7 +56,8 @@ def seed_folders(run: Path) -> list[Path]:
 
 @takes_paths
 def load_at(folder: Path, depth: int | None) -> tuple[Any, PreTrainedTokenizerBase]:
-    """The model in a folder and its tokenizer, set to run `depth` iterations; as many as it was trained with if None.
+    """The model in a folder and its tokenizer, set to run `depth` iterations; as many as it was
+    trained with if None.
 
     Raises:
         CheckpointError: there is no model there.
@@ -63,28 +68,36 @@ def load_at(folder: Path, depth: int | None) -> tuple[Any, PreTrainedTokenizerBa
     model, tokenizer = load(str(folder))
     if depth is not None:
         if not loops(model):
-            raise ConfigError(f"depth is {depth}, but {folder} has no recurrence in depth; leave depth out")
+            raise ConfigError(
+                f"depth is {depth}, but {folder} has no recurrence in depth; leave depth out"
+            )
         set_depth(model, depth)
     return model, tokenizer
 
 
 def depth_suffix(depth: int | None) -> str:
-    """What the names of results end in where a depth was asked for, so that those of the trained one stay."""
+    """What the names of results end in where a depth was asked for, so that those of the trained
+    one stay."""
     return "" if depth is None else f"-depth-{depth}"
 
 
 @takes_paths
 def evaluate(run: Path, overrides: list[str], depth: int | None = None) -> str:
-    """Evaluate every seed of a run by its recipe, with `overrides` applied; writes the results and returns a table.
+    """Evaluate every seed of a run by its recipe, with `overrides` applied; writes the results and
+    returns a table.
 
-    A `depth` is how many iterations recurrent-depth models run, instead of as many as they were trained with.
+    A `depth` is how many iterations recurrent-depth models run, instead of as many as they were
+    trained with.
     """
     quiet_libraries()
     folders = seed_folders(run)
     recipes = [load_config(Recipe, folder / RECIPE, overrides) for folder in folders]
     recipe = recipes[-1]
     check_examples(recipe)
-    suffixes = [suffix_of(folder, recipe) + depth_suffix(depth) for folder, recipe in zip(folders, recipes, strict=True)]
+    suffixes = [
+        suffix_of(folder, recipe) + depth_suffix(depth)
+        for folder, recipe in zip(folders, recipes, strict=True)
+    ]
     name = recipe.name if depth is None else f"{recipe.name} at depth {depth}"
     if recipe.task.measured_by == "loss":
         losses = {
@@ -96,21 +109,34 @@ def evaluate(run: Path, overrides: list[str], depth: int | None = None) -> str:
     curves = {}
     for folder, recipe, suffix in zip(folders, recipes, suffixes, strict=True):
         results = evaluate_folder(folder, recipe, suffix, depth)
-        curves[folder.name] = [result for result in results if result.temperature == 0 and result.length is not None]
+        curves[folder.name] = [
+            result for result in results if result.temperature == 0 and result.length is not None
+        ]
         for result in results:
             pooled[result.length, result.temperature].append(result)
     if all(curves.values()):
-        longest = getattr(recipe.task, "max_length", None) or getattr(recipe.task, "max_operands", None)
-        accuracy_figure(curves, run / f"accuracy{suffixes[-1]}.png", name, f"{recipe.task.kind}: length", longest)
+        longest = getattr(recipe.task, "max_length", None) or getattr(
+            recipe.task, "max_operands", None
+        )
+        accuracy_figure(
+            curves,
+            run / f"accuracy{suffixes[-1]}.png",
+            name,
+            f"{recipe.task.kind}: length",
+            longest,
+        )
     seeds = f" ({len(folders)} seeds together)" if len(folders) > 1 else ""
-    return f"{name}{seeds}\n\n{accuracy_table([Accuracy.together(results) for results in pooled.values()])}"
+    together = [Accuracy.together(results) for results in pooled.values()]
+    return f"{name}{seeds}\n\n{accuracy_table(together)}"
 
 
 def check_test(recipe: Recipe) -> None:
-    """Look at the test split before a training, so that what is wrong with it is not told after it only.
+    """Look at the test split before a training, so that what is wrong with it is not told after it
+    only.
 
     Raises:
-        ConfigError, DataError: there is no such file, it is malformed, or there is no test example of a length.
+        ConfigError, DataError: there is no such file, it is malformed, or there is no test example
+            of a length.
     """
     if not isinstance(recipe.task, Text):  # it has one source for all splits
         recipe.task.size("test")
@@ -119,7 +145,8 @@ def check_test(recipe: Recipe) -> None:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Look at a recipe's test split, and at what its model and this machine can hold, before the training.
+    """Look at a recipe's test split, and at what its model and this machine can hold, before the
+    training.
 
     Where each seed is trained already there is nothing more to hold.
 
@@ -132,7 +159,8 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def suffix_of(folder: Path, recipe: Recipe) -> str:
-    """What the names of a recipe's results end in: its task's kind and test file, if it is not the task that was learned."""
+    """What the names of a recipe's results end in: its task's kind and test file, if it is not the
+    task that was learned."""
     trained = load_config(Recipe, folder / RECIPE).task
     file = getattr(recipe.task, "test", None)
     own = "" if file is None else f"-{Path(file).stem}"
@@ -140,9 +168,11 @@ def suffix_of(folder: Path, recipe: Recipe) -> str:
 
 
 @takes_paths
-def evaluate_folder(folder: Path, recipe: Recipe, suffix: str = "", depth: int | None = None) -> list[Accuracy]:
-    """Accuracies of one seed's model, also written to `accuracy.json` in its folder, with a suffix for another test or
-    depth."""
+def evaluate_folder(
+    folder: Path, recipe: Recipe, suffix: str = "", depth: int | None = None
+) -> list[Accuracy]:
+    """Accuracies of one seed's model, also written to `accuracy.json` in its folder, with a suffix
+    for another test or depth."""
     model, tokenizer = load_at(folder / MODEL, depth)
     section = recipe.evaluation
     results = []
@@ -159,14 +189,18 @@ def evaluate_folder(folder: Path, recipe: Recipe, suffix: str = "", depth: int |
                 section.max_new_tokens,
             )
     write_results(
-        folder, f"accuracy{suffix}.json", [dataclasses.asdict(result) for result in results], None if suffix else recipe
+        folder,
+        f"accuracy{suffix}.json",
+        [dataclasses.asdict(result) for result in results],
+        None if suffix else recipe,
     )
     return results
 
 
 def write_results(folder: Path, name: str, results: Any, recipe: Recipe | None) -> None:
-    """Write results into a run's folder, and with a recipe down in the folder's how its model was evaluated last: what a
-    study and comparisons go by. Another process that writes there is waited for."""
+    """Write results into a run's folder, and with a recipe down in the folder's how its model was
+    evaluated last: what a study and comparisons go by. Another process that writes there is waited
+    for."""
     with locked(folder, WAIT):
         clean(folder)
         write_text(folder / name, json.dumps(results, indent=1) + "\n")
@@ -179,8 +213,8 @@ def write_results(folder: Path, name: str, results: Any, recipe: Recipe | None) 
 
 @takes_paths
 def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "", depth: int | None = None) -> Loss:
-    """The loss a token of one seed's model on its task's test split, also written to `loss.json` in its folder, with a
-    suffix for another text or depth."""
+    """The loss a token of one seed's model on its task's test split, also written to `loss.json` in
+    its folder, with a suffix for another text or depth."""
     model, tokenizer = load_at(folder / MODEL, depth)
     loss = loss_per_token(
         model,
@@ -189,13 +223,16 @@ def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "", depth: int | N
         recipe.evaluation.examples,
         recipe.evaluation.batch,
         max_tokens=most_tokens(recipe.training, context_of(model)),
-        # Texts are cut to windows, none of which is too long; as in training, rows are left out only if that is asked for.
-        overlong="error" if recipe.training.max_tokens is None or isinstance(recipe.task, Text) else "skip",
+        # Texts are cut to windows, none of which is too long; as in training, rows are left out
+        # only if that is asked for.
+        overlong="error"
+        if recipe.training.max_tokens is None or isinstance(recipe.task, Text)
+        else "skip",
     )
     if loss.left_out:
         print(
-            f"undertow: {loss.left_out:,} test examples are left out: they have more than training.max_tokens, "
-            f"{recipe.training.max_tokens}",
+            f"undertow: {loss.left_out:,} test examples are left out: they have more than "
+            f"training.max_tokens, {recipe.training.max_tokens}",
             file=sys.stderr,
         )
     written = dataclasses.asdict(loss) | {"perplexity": loss.perplexity}
@@ -204,12 +241,16 @@ def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "", depth: int | N
 
 
 @takes_paths
-def continue_prompt(run: Path, prompt: str, max_new_tokens: int, temperature: float, depth: int | None = None) -> str:
-    """The text that the model of a run, or in any folder, writes after a prompt, with `depth` iterations if it is given.
+def continue_prompt(
+    run: Path, prompt: str, max_new_tokens: int, temperature: float, depth: int | None = None
+) -> str:
+    """The text that the model of a run, or in any folder, writes after a prompt, with `depth`
+    iterations if it is given.
 
     Raises:
         CheckpointError: there is no model there.
-        ConfigError: the answer would have no token, the temperature is negative, or the model cannot run at the depth.
+        ConfigError: the answer would have no token, the temperature is negative, or the model
+            cannot run at the depth.
         DataError: the prompt is empty, or the tokenizer does not know a part of it.
     """
     if max_new_tokens < 1:

@@ -1,4 +1,5 @@
-"""What a recurrence does inside a model: the fidelity of solvers, the choices it leaves open, runs beside each other."""
+"""What a recurrence does inside a model: the fidelity of solvers, the choices it leaves open, runs
+beside each other."""
 
 from undertow.lab.inspections.choices import Choices, measure_choices
 from undertow.lab.inspections.fidelity import Fidelity, measure_fidelity, recommendation

@@ -1,4 +1,5 @@
-"""Discriminative filtering and expected accuracy: what probabilities say beyond the first choice (TurboConn, 4.7)."""
+"""Discriminative filtering and expected accuracy: what probabilities say beyond the first choice
+(TurboConn, 4.7)."""
 
 from __future__ import annotations
 
@@ -31,9 +32,10 @@ class Choices:
         examples: how many prompts were asked.
         eliminated: choices with a probability under the threshold, on average.
         right_eliminated: share of the prompts whose right answer is among them.
-        greedy: share of the prompts whose right answer, and its end, is the most probable token by token.
-        expected: by temperature, the probability of the right answer and its end when sampling, on average: the
-            accuracy to expect, without the noise of drawing.
+        greedy: share of the prompts whose right answer, and its end, is the most probable token by
+            token.
+        expected: by temperature, the probability of the right answer and its end when sampling, on
+            average: the accuracy to expect, without the noise of drawing.
     """
 
     length: int | None
@@ -58,16 +60,21 @@ def measure_choices(
     """Probabilities of every possible answer of a task, from one forward pass a prompt.
 
     Raises:
-        ConfigError: the task has no fixed choices, or the tokenizer writes them in several differing tokens.
+        ConfigError: the task has no fixed choices, or the tokenizer writes them in several
+            differing tokens.
         DataError: the split has no example of a length.
     """
     if not task.choices():
-        raise ConfigError(f"the answers of {task.kind} are not one of a few choices; use arithmetic or parity")
+        raise ConfigError(
+            f"the answers of {task.kind} are not one of a few choices; use arithmetic or parity"
+        )
     training = model.training
     model.eval()
     try:
         return [
-            measure_length(model, tokenizer, task, length, examples, batch, threshold, temperatures, split)
+            measure_length(
+                model, tokenizer, task, length, examples, batch, threshold, temperatures, split
+            )
             for length in lengths or (None,)
         ]
     finally:
@@ -92,12 +99,15 @@ def measure_length(
     expected = dict.fromkeys(temperatures, 0.0)
     for example, ids, logits in answer_logits(model, tokenizer, asked, batch):
         place, tokens = differing_tokens(tokenizer, task.choices(), example)
-        # Of a choice: the probability of what all of them begin with, such as a blank, and of its own token after that.
+        # Of a choice: the probability of what all of them begin with, such as a blank, and of its
+        # own token after that.
         logs = logits.log_softmax(-1)
         before = logs[range(place), ids[:place]].sum()
         probabilities = (before + logs[place, tokens]).exp()
         eliminated += int((probabilities < threshold).sum())
-        right_eliminated += bool(probabilities[task.choices().index(example.completion.strip())] < threshold)
+        right_eliminated += bool(
+            probabilities[task.choices().index(example.completion.strip())] < threshold
+        )
         greedy += bool((logits.argmax(-1) == ids).all())
         for temperature in temperatures:
             cooled = (logits / temperature).log_softmax(-1)
@@ -115,12 +125,16 @@ def measure_length(
 def answer_logits(
     model: Any, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], batch: int
 ) -> Iterator[tuple[Example, torch.Tensor, torch.Tensor]]:
-    """Each example with its completion's token ids ``[N]``, the end token last, and the logits ``[N, V]`` for them."""
+    """Each example with its completion's token ids ``[N]``, the end token last, and the logits
+    ``[N, V]`` for them."""
     collate = PadCollator(tokenizer)
     starts = range(0, len(examples), batch)
     for start in tqdm(starts, desc="reading", unit="batch", leave=False, disable=len(starts) < 3):
         part = examples[start : start + batch]
-        inputs = {name: value.to(model.device) for name, value in collate([encode(e, tokenizer) for e in part]).items()}
+        inputs = {
+            name: value.to(model.device)
+            for name, value in collate([encode(e, tokenizer) for e in part]).items()
+        }
         labels = inputs.pop("labels")
         with torch.inference_mode():
             logits = model(**inputs, use_cache=False).logits
@@ -138,9 +152,13 @@ def differing_tokens(
         ConfigError: they differ in more than one token.
     """
     blanks = example.completion[: len(example.completion) - len(example.completion.lstrip())]
-    written = [tokenizer(blanks + choice, add_special_tokens=False)["input_ids"] for choice in choices]
+    written = [
+        tokenizer(blanks + choice, add_special_tokens=False)["input_ids"] for choice in choices
+    ]
     if len({tuple(ids[:-1]) for ids in written}) > 1:
-        raise ConfigError(f"this tokenizer writes the choices {', '.join(choices)} in more than one token each")
+        raise ConfigError(
+            f"this tokenizer writes the choices {', '.join(choices)} in more than one token each"
+        )
     return len(written[0]) - 1, torch.tensor([ids[-1] for ids in written])
 
 
@@ -162,7 +180,16 @@ class Chosen:
 def choices_table(found: Sequence[Chosen]) -> str:
     """One row for each length of each run: the mean over seeds, with the lowest and the highest."""
     temperatures = found[0].by_seed[0][0].expected
-    header = ["run", "seeds", "length", "of", "choices", "eliminated", "right one among them", "greedy"]
+    header = [
+        "run",
+        "seeds",
+        "length",
+        "of",
+        "choices",
+        "eliminated",
+        "right one among them",
+        "greedy",
+    ]
     rows = []
     for one in found:
         for seeds in zip(*one.by_seed, strict=True):
@@ -176,17 +203,28 @@ def choices_table(found: Sequence[Chosen]) -> str:
                     spread([seed.eliminated for seed in seeds], "{:.3f}".format),
                     spread([seed.right_eliminated for seed in seeds]),
                     spread([seed.greedy for seed in seeds]),
-                    *(spread([seed.expected[temperature] for seed in seeds]) for temperature in temperatures),
+                    *(
+                        spread([seed.expected[temperature] for seed in seeds])
+                        for temperature in temperatures
+                    ),
                 ]
             )
     return table([*header, *(f"expected at {temperature:g}" for temperature in temperatures)], rows)
 
 
-def choices_figure(by_seed: Mapping[str, Sequence[Choices]], path: Path, title: str, unit: str) -> None:
+def choices_figure(
+    by_seed: Mapping[str, Sequence[Choices]], path: Path, title: str, unit: str
+) -> None:
     """Eliminated choices against length, one curve a seed, as a PNG."""
     figure, axes = new_axes()
     for (name, found), marker in zip(by_seed.items(), "osD^vP*X" * len(by_seed), strict=False):
-        axes.plot([c.length for c in found], [c.eliminated for c in found], marker=marker, markersize=4, label=name)
+        axes.plot(
+            [c.length for c in found],
+            [c.eliminated for c in found],
+            marker=marker,
+            markersize=4,
+            label=name,
+        )
     axes.set(title=title, xlabel=unit, ylabel=f"choices with a probability under {THRESHOLD}")
     axes.grid(alpha=0.25)
     axes.legend()

@@ -1,4 +1,5 @@
-"""Runs beside each other, from what they logged: accuracy by length (TurboConn, Figure 4), and its price (Table 1)."""
+"""Runs beside each other, from what they logged: accuracy by length (TurboConn, Figure 4), and its
+price (Table 1)."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Run:
     Attributes:
         accuracies: of each seed.
         tokens: mean tokens of a batch's rows, padding included; None in a log that does not say.
-        groups: mean groups of tokens that an exact rollout of a batch goes through, one after another; 1 without recurrence.
+        groups: mean groups of tokens that an exact rollout of a batch goes through, one after
+            another; 1 without recurrence.
         seconds_per_step: the median over the log's lines, and of these over seeds.
     """
 
@@ -45,10 +47,18 @@ class Run:
     @property
     def trained(self) -> int | None:
         """The longest trained length, of a task that has one."""
-        return getattr(self.recipe.task, "max_length", None) or getattr(self.recipe.task, "max_operands", None)
+        return getattr(self.recipe.task, "max_length", None) or getattr(
+            self.recipe.task, "max_operands", None
+        )
 
     def lengths(self) -> list[int]:
-        return sorted({length for length, temperature in self.accuracies[0] if length is not None and temperature == 0})
+        return sorted(
+            {
+                length
+                for length, temperature in self.accuracies[0]
+                if length is not None and temperature == 0
+            }
+        )
 
     def shares(self, length: int | None, temperature: float = 0.0) -> list[float]:
         """The accuracy of each seed."""
@@ -64,8 +74,12 @@ class Run:
         return longest
 
     def overall(self, temperature: float) -> list[float]:
-        """The accuracy of each seed, the mean over the tested lengths if there are any; empty if none was measured."""
-        by_seed = [[share for (_, t), share in shares.items() if t == temperature] for shares in self.accuracies]
+        """The accuracy of each seed, the mean over the tested lengths if there are any; empty if
+        none was measured."""
+        by_seed = [
+            [share for (_, t), share in shares.items() if t == temperature]
+            for shares in self.accuracies
+        ]
         return [statistics.mean(found) for found in by_seed if found]
 
 
@@ -83,15 +97,25 @@ def read_run(path: Path) -> Run:
         file = folder / "accuracy.json"
         if not file.is_file():
             raise CheckpointError(f"{folder} has no accuracy.json; run: undertow eval {path}")
-        accuracies.append({(each.length, each.temperature): each.share for each in read_accuracies(file)})
+        accuracies.append(
+            {(each.length, each.temperature): each.share for each in read_accuracies(file)}
+        )
         entries = read_log(folder / LOG)
         seconds = [entry["seconds_per_step"] for entry in entries if "seconds_per_step" in entry]
         if not seconds:
-            raise CheckpointError(f"{folder / LOG} has no seconds_per_step, so the run cannot be compared")
+            raise CheckpointError(
+                f"{folder / LOG} has no seconds_per_step, so the run cannot be compared"
+            )
         steps.append(statistics.median(seconds))
-        ends += [entry for entry in entries if entry.get("event") == "end" and {"tokens", "groups"} <= entry.keys()]
+        ends += [
+            entry
+            for entry in entries
+            if entry.get("event") == "end" and {"tokens", "groups"} <= entry.keys()
+        ]
     if any(shares.keys() != accuracies[0].keys() for shares in accuracies):
-        raise CheckpointError(f"the seeds of {path} were not tested alike; run: undertow eval {path}")
+        raise CheckpointError(
+            f"the seeds of {path} were not tested alike; run: undertow eval {path}"
+        )
     return Run(
         load_config(Recipe, folders[0] / RECIPE),
         accuracies,
@@ -114,12 +138,20 @@ def compare_lengths(paths: Sequence[Path], output: Path) -> str:
     runs = [read_run(path) for path in paths]
     for run, path in zip(runs, paths, strict=True):
         if not run.lengths():
-            raise ConfigError(f"{path} was tested without lengths; run: undertow eval {path} --evaluation.lengths=[10,20]")
+            raise ConfigError(
+                f"{path} was tested without lengths; run: undertow eval {path} "
+                "--evaluation.lengths=[10,20]"
+            )
     lengths = sorted(set.intersection(*(set(run.lengths()) for run in runs)))
     if not lengths:
-        raise ConfigError("the runs were tested at no length in common; test them with the same evaluation.lengths")
+        raise ConfigError(
+            "the runs were tested at no length in common; test them with the same "
+            "evaluation.lengths"
+        )
     names = labels([run.recipe.name for run in runs], paths)
-    rows: list[list[object]] = [[length, *(spread(run.shares(length)) for run in runs)] for length in lengths]
+    rows: list[list[object]] = [
+        [length, *(spread(run.shares(length)) for run in runs)] for length in lengths
+    ]
     rows.append(["perfect to", *(times(run.perfect(), run.trained) for run in runs)])
     found = {
         name: {
@@ -131,9 +163,12 @@ def compare_lengths(paths: Sequence[Path], output: Path) -> str:
     }
     write_text(output / "lengths.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     length_figure(runs, output / "lengths.png")
-    seeds = ", ".join(f"{name}: {len(run.accuracies)}" for name, run in zip(names, runs, strict=True))
+    seeds = ", ".join(
+        f"{name}: {len(run.accuracies)}" for name, run in zip(names, runs, strict=True)
+    )
     return (
-        f"Greedy accuracy by length, mean over seeds (lowest - highest). Seeds: {seeds}\n\n{table(['length', *names], rows)}"
+        "Greedy accuracy by length, mean over seeds (lowest - highest). Seeds: "
+        f"{seeds}\n\n{table(['length', *names], rows)}"
     )
 
 
@@ -149,14 +184,27 @@ def length_figure(runs: Sequence[Run], path: Path) -> None:
         lengths = run.lengths()
         shares = [[100 * share for share in run.shares(length)] for length in lengths]
         (line,) = axes.plot(
-            lengths, [statistics.mean(s) for s in shares], marker=marker, markersize=4, label=run.recipe.name
+            lengths,
+            [statistics.mean(s) for s in shares],
+            marker=marker,
+            markersize=4,
+            label=run.recipe.name,
         )
         axes.fill_between(
-            lengths, [min(s) for s in shares], [max(s) for s in shares], color=line.get_color(), alpha=0.15, linewidth=0
+            lengths,
+            [min(s) for s in shares],
+            [max(s) for s in shares],
+            color=line.get_color(),
+            alpha=0.15,
+            linewidth=0,
         )
     for trained in {run.trained for run in runs} - {None}:
         axes.axvline(trained, color="0.5", linestyle="--", linewidth=1)
-    axes.set(xlabel=f"{runs[0].recipe.task.kind}: length (dashed: longest trained)", ylabel="accuracy (%)", ylim=(0, 103))
+    axes.set(
+        xlabel=f"{runs[0].recipe.task.kind}: length (dashed: longest trained)",
+        ylabel="accuracy (%)",
+        ylim=(0, 103),
+    )
     axes.grid(alpha=0.25)
     axes.legend(loc="lower left")
     save_figure(figure, path)
@@ -164,11 +212,13 @@ def length_figure(runs: Sequence[Run], path: Path) -> None:
 
 @takes_paths
 def compare_latency(paths: Sequence[Path], output: Path) -> str:
-    """Recursions, time of a step and accuracy of several runs: a table like the paper's Table 1, and `latency.json`.
+    """Recursions, time of a step and accuracy of several runs: a table like the paper's Table 1,
+    and `latency.json`.
 
-    One row a run, over its seeds: of accuracies the mean, with the lowest and the highest. A study's folder stands for its
-    runs. Times are over the first run's without a recurrence. Recursions are the groups of tokens that the exact rollout
-    of a batch goes through; with another solver in training there is no such number.
+    One row a run, over its seeds: of accuracies the mean, with the lowest and the highest. A
+    study's folder stands for its runs. Times are over the first run's without a recurrence.
+    Recursions are the groups of tokens that the exact rollout of a batch goes through; with another
+    solver in training there is no such number.
 
     Raises:
         ConfigError: no run is without a recurrence.
@@ -176,7 +226,10 @@ def compare_latency(paths: Sequence[Path], output: Path) -> str:
     runs = [read_run(run) for path in paths for run in runs_in(path)]
     base = next((run for run in runs if run.recipe.recurrence is None), None)
     if base is None:
-        raise ConfigError("none of these runs is without a recurrence; add the Transformer's, whose time is the measure")
+        raise ConfigError(
+            "none of these runs is without a recurrence; add the Transformer's, whose time is the "
+            "measure"
+        )
     temperatures = sorted({t for run in runs for shares in run.accuracies for _, t in shares})
     header = ["run", "seeds", "tokens", "recursions", "s a step", "x Transformer"]
     header += ["greedy" if t == 0 else f"at temperature {t:g}" for t in temperatures]
@@ -199,7 +252,10 @@ def compare_latency(paths: Sequence[Path], output: Path) -> str:
             [
                 run.recipe.name,
                 len(run.accuracies),
-                *("-" if number is None else f"{number:.2f}" for number in (run.tokens, recursions)),
+                *(
+                    "-" if number is None else f"{number:.2f}"
+                    for number in (run.tokens, recursions)
+                ),
                 f"{run.seconds_per_step:.4f}",
                 f"{run.seconds_per_step / base.seconds_per_step:.2f}",
                 *(spread(shares) if (shares := run.overall(t)) else "-" for t in temperatures),

@@ -1,6 +1,8 @@
-"""What the iterations of a recurrent-depth model do: loss and predictions at each, exits, convergence, trajectories.
+"""What the iterations of a recurrent-depth model do: loss and predictions at each, exits,
+convergence, trajectories.
 
-Works on native and looped models alike. A batch is what the model is called with: input_ids, attention_mask, labels.
+Works on native and looped models alike. A batch is what the model is called with: input_ids,
+attention_mask, labels.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ from undertow.lab.evaluation.depth import depths_of
 
 Batch = Mapping[str, torch.Tensor]
 
-# A token whose relative change has fallen below this has come to rest; one whose way is this many times as long as what
-# it has gained by it goes round.
+# A token whose relative change has fallen below this has come to rest; one whose way is this many
+# times as long as what it has gained by it goes round.
 AT_REST, ROUND = 0.02, 3.0
 
 
 def _inputs(batch: Batch) -> dict[str, Any]:
-    return {**{name: tensor for name, tensor in batch.items() if name != "labels"}, "use_cache": False}
+    return {
+        **{name: tensor for name, tensor in batch.items() if name != "labels"},
+        "use_cache": False,
+    }
 
 
 def _loss(logits: torch.Tensor, batch: Batch) -> float:
@@ -32,7 +37,11 @@ def _loss(logits: torch.Tensor, batch: Batch) -> float:
     if "attention_mask" in batch:  # what padding predicts is no prediction
         labels = labels.clone()
         labels[:, 1:][batch["attention_mask"][:, :-1] == 0] = -100
-    return float(F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100))
+    return float(
+        F.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100
+        )
+    )
 
 
 @torch.no_grad()
@@ -56,7 +65,8 @@ class Lens(ExitRule):
 
 @torch.no_grad()
 def iteration_logits(model: Any, batch: Batch, depth: int) -> torch.Tensor:
-    """The logits ``[depth, B, T, V]`` that each iteration's state would give: coda and head at every one (logit lens)."""
+    """The logits ``[depth, B, T, V]`` that each iteration's state would give: coda and head at
+    every one (logit lens)."""
     lens = Lens()
     last = model(**_inputs(batch), depth=depth, exit_rule=lens).logits
     return torch.stack([*lens.seen, last])  # type: ignore[list-item]
@@ -67,7 +77,8 @@ def iteration_states(model: Any, batch: Batch, depth: int, seed: int | None = No
     """The state before the first iteration and after each, ``[depth + 1, B, T, D]``.
 
     Raises:
-        ConfigError: the model has a recurrence in time besides, whose solvers run the loop again and again.
+        ConfigError: the model has a recurrence in time besides, whose solvers run the loop again
+            and again.
     """
     states: list[torch.Tensor] = []
 
@@ -76,7 +87,12 @@ def iteration_states(model: Any, batch: Batch, depth: int, seed: int | None = No
             states.append(before.expand_as(after))
         states.append(after)
 
-    model(**_inputs(batch), depth=depth, watch=collect, **({} if seed is None else {"state_seed": seed}))
+    model(
+        **_inputs(batch),
+        depth=depth,
+        watch=collect,
+        **({} if seed is None else {"state_seed": seed}),
+    )
     return torch.stack(states).float()
 
 
@@ -98,7 +114,9 @@ class ExitResult:
 
 
 @torch.no_grad()
-def measure_exits(model: Any, batch: Batch, rules: Sequence[ExitRule], limit: int) -> list[ExitResult]:
+def measure_exits(
+    model: Any, batch: Batch, rules: Sequence[ExitRule], limit: int
+) -> list[ExitResult]:
     """Depth and loss under each rule, every token for itself."""
     found = []
     for rule in rules:
@@ -114,23 +132,29 @@ def measure_exits(model: Any, batch: Batch, rules: Sequence[ExitRule], limit: in
 def convergence(states: torch.Tensor, limit: torch.Tensor | None = None) -> torch.Tensor:
     """Relative distance ``[depth, B, T]`` of each iteration's state to where the token ends up.
 
-    `states` ``[depth + 1, B, T, D]`` are those of `iteration_states`; `limit` ``[B, T, D]`` is the end, by default the last.
+    `states` ``[depth + 1, B, T, D]`` are those of `iteration_states`; `limit` ``[B, T, D]`` is the
+    end, by default the last.
     """
     end = states[-1] if limit is None else limit
     return (states[1:] - end).norm(dim=-1) / end.norm(dim=-1).clamp(min=1e-12)
 
 
-def path_independence(model: Any, batch: Batch, depth: int, seeds: Sequence[int] = (0, 1, 2, 3)) -> list[float]:
-    """How far apart two first states still lie after each iteration, from 0 (before the first) to `depth`.
+def path_independence(
+    model: Any, batch: Batch, depth: int, seeds: Sequence[int] = (0, 1, 2, 3)
+) -> list[float]:
+    """How far apart two first states still lie after each iteration, from 0 (before the first) to
+    `depth`.
 
-    The distance of the same token's states between two seeds, relative to their norm, averaged over tokens and pairs: it
-    goes to 0 where the end does not depend on the start.
+    The distance of the same token's states between two seeds, relative to their norm, averaged over
+    tokens and pairs: it goes to 0 where the end does not depend on the start.
 
     Raises:
         ConfigError: there are fewer than two seeds.
     """
     if len(seeds) < 2:
-        raise ConfigError(f"path independence compares seeds, and there is {len(seeds)}; give two or more")
+        raise ConfigError(
+            f"path independence compares seeds, and there is {len(seeds)}; give two or more"
+        )
     runs = torch.stack([iteration_states(model, batch, depth, seed) for seed in seeds])
     real = batch.get("attention_mask")
     chosen = torch.ones(runs.shape[2:4], dtype=torch.bool) if real is None else real.bool()
@@ -143,9 +167,11 @@ def path_independence(model: Any, batch: Batch, depth: int, seeds: Sequence[int]
 
 
 def principal_components(states: torch.Tensor, count: int = 6) -> torch.Tensor:
-    """The states ``[depth + 1, B, T, D]`` along the `count` directions of largest variance, ``[depth + 1, B, T, count]``.
+    """The states ``[depth + 1, B, T, D]`` along the `count` directions of largest variance,
+    ``[depth + 1, B, T, count]``.
 
-    The directions are those of all tokens at all iterations, about their mean. Fewer if there are not so many.
+    The directions are those of all tokens at all iterations, about their mean. Fewer if there are
+    not so many.
     """
     flat = states.flatten(0, 2)
     centred = flat - flat.mean(0)
@@ -154,16 +180,20 @@ def principal_components(states: torch.Tensor, count: int = 6) -> torch.Tensor:
 
 
 def behaviours(states: torch.Tensor) -> list[list[str]]:
-    """What each token's state does over the second half of its way: `fixed point`, `orbit` or `slider`, ``[B][T]``.
+    """What each token's state does over the second half of its way: `fixed point`, `orbit` or
+    `slider`, ``[B][T]``.
 
-    It rests where the last iterations hardly change it; else it goes round where its way is much longer than the distance
-    that it covers; else it drifts.
+    It rests where the last iterations hardly change it; else it goes round where its way is much
+    longer than the distance that it covers; else it drifts.
     """
     half = states[states.shape[0] // 2 :]
     steps = (half[1:] - half[:-1]).norm(dim=-1)
     resting = steps[-1] < AT_REST * half[-1].norm(dim=-1)
     going_round = steps.sum(0) > ROUND * (half[-1] - half[0]).norm(dim=-1)
     return [
-        ["fixed point" if rests else "orbit" if turns else "slider" for rests, turns in zip(*row, strict=True)]
+        [
+            "fixed point" if rests else "orbit" if turns else "slider"
+            for rests, turns in zip(*row, strict=True)
+        ]
         for row in zip(resting.tolist(), going_round.tolist(), strict=True)
     ]

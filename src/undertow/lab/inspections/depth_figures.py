@@ -11,8 +11,11 @@ from undertow.lab.evaluation.figures import new_figure, save_figure
 from undertow.lab.inspections.depth import ExitResult
 
 
-def depth_figure(curves: Mapping[str, Mapping[int, float]], path: Path, quantity: str, trained: int | None = None) -> None:
-    """A quantity against the number of iterations, one curve each; `trained` marks the trained mean."""
+def depth_figure(
+    curves: Mapping[str, Mapping[int, float]], path: Path, quantity: str, trained: int | None = None
+) -> None:
+    """A quantity against the number of iterations, one curve each; `trained` marks the trained
+    mean."""
     figure = new_figure(7, 4)
     axes = figure.subplots()
     for name, curve in curves.items():
@@ -28,14 +31,24 @@ def depth_figure(curves: Mapping[str, Mapping[int, float]], path: Path, quantity
 
 
 def convergence_figure(distances: torch.Tensor, words: Sequence[str], path: Path) -> None:
-    """The distance to the end ``[depth, T]`` of one row's tokens, iterations upwards, as a map in powers of ten."""
+    """The distance to the end ``[depth, T]`` of one row's tokens, iterations upwards, as a map in
+    powers of ten."""
     figure = new_figure(max(5.0, 0.28 * len(words)), 4.5)
     axes = figure.subplots()
     image = axes.imshow(
-        distances[:-1].clamp(min=1e-6).log10(), aspect="auto", origin="lower", cmap="magma", vmin=-4, vmax=0.5
+        distances[:-1].clamp(min=1e-6).log10(),
+        aspect="auto",
+        origin="lower",
+        cmap="magma",
+        vmin=-4,
+        vmax=0.5,
     )
-    axes.set_xticks(range(len(words)), words, fontsize=7, rotation=0 if all(len(w) < 3 for w in words) else 90)
-    axes.set(xlabel="token", ylabel="iteration", title="distance to the last state (relative, log10)")
+    axes.set_xticks(
+        range(len(words)), words, fontsize=7, rotation=0 if all(len(w) < 3 for w in words) else 90
+    )
+    axes.set(
+        xlabel="token", ylabel="iteration", title="distance to the last state (relative, log10)"
+    )
     figure.colorbar(image, ax=axes)
     save_figure(figure, path)
 
@@ -56,9 +69,14 @@ def exits_figure(results: Sequence[ExitResult], path: Path) -> None:
 
 
 def trajectories_figure(
-    components: torch.Tensor, words: Sequence[str], kinds: Sequence[str], chosen: Sequence[int], path: Path
+    components: torch.Tensor,
+    words: Sequence[str],
+    kinds: Sequence[str],
+    chosen: Sequence[int],
+    path: Path,
 ) -> None:
-    """The ways of chosen tokens ``[depth + 1, T, 6]`` through three planes of principal components."""
+    """The ways of chosen tokens ``[depth + 1, T, 6]`` through three planes of principal
+    components."""
     planes = [(a, a + 1) for a in range(0, components.shape[-1] - 1, 2)][:3]
     figure = new_figure(3.2 * len(planes), 2.6 * len(chosen))
     panels = figure.subplots(len(chosen), len(planes), squeeze=False)
@@ -68,6 +86,9 @@ def trajectories_figure(
             axes.plot(way[:, first], way[:, second], linewidth=0.8, color="0.6")
             axes.scatter(way[:, first], way[:, second], c=range(len(way)), cmap="viridis", s=8)
             axes.scatter(way[-1, first], way[-1, second], marker="x", color="red", s=25)
-            axes.set_title(f"{words[token]!r} ({kinds[token]}), components {first + 1}-{second + 1}", fontsize=7)
+            axes.set_title(
+                f"{words[token]!r} ({kinds[token]}), components {first + 1}-{second + 1}",
+                fontsize=7,
+            )
             axes.tick_params(labelsize=6)
     save_figure(figure, path)

@@ -1,4 +1,5 @@
-"""Loss and gradient of every solver setting against the exact rollout, on a given model and batch (T²MLR, Figure 3)."""
+"""Loss and gradient of every solver setting against the exact rollout, on a given model and batch
+(T²MLR, Figure 3)."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ class Fidelity:
 
     Attributes:
         loss_error: its loss minus the exact one.
-        cosine_all, cosine_pathway, cosine_layer: cosine similarity of the gradients of all parameters, of the pathway's,
-            and of a layer's in the middle of the recurrent block.
+        cosine_all, cosine_pathway, cosine_layer: cosine similarity of the gradients of all
+            parameters, of the pathway's, and of a layer's in the middle of the recurrent block.
         seconds: of one loss and gradient.
     """
 
@@ -54,13 +55,18 @@ class Fidelity:
 
     @property
     def enough(self) -> bool:
-        return abs(self.loss_error) <= LOSS_ERROR and self.cosine_all >= COSINE_ALL and self.cosine_pathway >= COSINE_PATHWAY
+        return (
+            abs(self.loss_error) <= LOSS_ERROR
+            and self.cosine_all >= COSINE_ALL
+            and self.cosine_pathway >= COSINE_PATHWAY
+        )
 
 
 def measure_fidelity(
     model: Any, batch: Mapping[str, torch.Tensor], settings: Mapping[str, Solver] | None = None
 ) -> list[Fidelity]:
-    """Compare solver settings on one batch, exact rollout first. The model's solver and gradients are left as they were.
+    """Compare solver settings on one batch, exact rollout first. The model's solver and gradients
+    are left as they were.
 
     Args:
         model: a hosted model.
@@ -85,8 +91,13 @@ def measure_fidelity(
         found = [Fidelity("exact", 0.0, 1.0, 1.0, 1.0, seconds)]
         for name, solver in (settings or SETTINGS).items():
             loss, other, seconds = loss_and_gradients(model, batch, solver, groups)
-            near = {g: float(torch.nn.functional.cosine_similarity(other[g], gradients[g], dim=0)) for g in groups}
-            found.append(Fidelity(name, loss - exact, near["all"], near["pathway"], near["layer"], seconds))
+            near = {
+                g: float(torch.nn.functional.cosine_similarity(other[g], gradients[g], dim=0))
+                for g in groups
+            }
+            found.append(
+                Fidelity(name, loss - exact, near["all"], near["pathway"], near["layer"], seconds)
+            )
     finally:
         set_solver(model, before[0])
         for name, parameter in model.named_parameters():
@@ -95,7 +106,10 @@ def measure_fidelity(
 
 
 def loss_and_gradients(
-    model: Any, batch: Mapping[str, torch.Tensor], solver: Solver, groups: Mapping[str, list[torch.nn.Parameter]]
+    model: Any,
+    batch: Mapping[str, torch.Tensor],
+    solver: Solver,
+    groups: Mapping[str, list[torch.nn.Parameter]],
 ) -> tuple[float, dict[str, torch.Tensor], float]:
     """Loss, the flat gradient of each group of parameters, and the seconds that both took."""
     set_solver(model, solver)
@@ -105,7 +119,9 @@ def loss_and_gradients(
     loss.backward()
     seconds = time.perf_counter() - started
     flat = {
-        name: torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
+        name: torch.cat(
+            [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]
+        )
         for name, parameters in groups.items()
     }
     return float(loss.detach()), flat, seconds
@@ -117,11 +133,15 @@ def recommendation(found: Sequence[Fidelity]) -> str:
     if not enough:
         return "None of these is enough here: train with the exact rollout."
     best = min(enough, key=lambda one: one.seconds)
-    return f"{best.name} is enough here, at {best.seconds / found[0].seconds:.2f} of the exact rollout's time."
+    return (
+        f"{best.name} is enough here, at {best.seconds / found[0].seconds:.2f} of the exact "
+        "rollout's time."
+    )
 
 
 def worst(by_seed: Sequence[Sequence[Fidelity]]) -> list[Fidelity]:
-    """Of each setting, over the seeds' models, the largest loss error, the smallest cosines and the mean seconds."""
+    """Of each setting, over the seeds' models, the largest loss error, the smallest cosines and the
+    mean seconds."""
     return [
         Fidelity(
             same[0].name,
@@ -136,7 +156,8 @@ def worst(by_seed: Sequence[Sequence[Fidelity]]) -> list[Fidelity]:
 
 
 def fidelity_figure(by_seed: Mapping[str, Sequence[Fidelity]], path: Path, title: str) -> None:
-    """How far each setting's gradients point from the exact ones, a mark a seed, as a PNG: T²MLR's Figure 3 on this model.
+    """How far each setting's gradients point from the exact ones, a mark a seed, as a PNG: T²MLR's
+    Figure 3 on this model.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -144,9 +165,17 @@ def fidelity_figure(by_seed: Mapping[str, Sequence[Fidelity]], path: Path, title
     names = [one.name for one in next(iter(by_seed.values()))[1:]]
     figure = new_figure(7, 1.5 + 0.3 * len(names))
     axes = figure.subplots()
-    kinds = (("cosine_all", "all parameters"), ("cosine_pathway", "pathway"), ("cosine_layer", "middle layer"))
+    kinds = (
+        ("cosine_all", "all parameters"),
+        ("cosine_pathway", "pathway"),
+        ("cosine_layer", "middle layer"),
+    )
     for marker, (key, label) in zip("os^", kinds, strict=True):
-        apart = [(max(1 - getattr(one, key), 1e-8), one.name) for found in by_seed.values() for one in found[1:]]
+        apart = [
+            (max(1 - getattr(one, key), 1e-8), one.name)
+            for found in by_seed.values()
+            for one in found[1:]
+        ]
         axes.scatter(*zip(*apart, strict=True), marker=marker, s=22, alpha=0.8, label=label)
     for bound, style in ((1 - COSINE_ALL, "--"), (1 - COSINE_PATHWAY, ":")):
         axes.axvline(bound, color="0.5", linestyle=style, linewidth=1)
@@ -160,7 +189,15 @@ def fidelity_figure(by_seed: Mapping[str, Sequence[Fidelity]], path: Path, title
 
 def fidelity_table(found: Sequence[Fidelity]) -> str:
     return table(
-        ["solver", "loss error", "cosine, all", "pathway", "middle layer", "time over exact", "enough"],
+        [
+            "solver",
+            "loss error",
+            "cosine, all",
+            "pathway",
+            "middle layer",
+            "time over exact",
+            "enough",
+        ],
         [
             [
                 one.name,

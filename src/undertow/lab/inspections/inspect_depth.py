@@ -1,4 +1,5 @@
-"""`undertow inspect depth RUN`: everything that the iterations of a finished run's model do, in tables and figures."""
+"""`undertow inspect depth RUN`: everything that the iterations of a finished run's model do, in
+tables and figures."""
 
 from __future__ import annotations
 
@@ -35,7 +36,12 @@ from undertow.lab.inspections.depth import (
     path_independence,
     principal_components,
 )
-from undertow.lab.inspections.depth_figures import convergence_figure, depth_figure, exits_figure, trajectories_figure
+from undertow.lab.inspections.depth_figures import (
+    convergence_figure,
+    depth_figure,
+    exits_figure,
+    trajectories_figure,
+)
 from undertow.lab.inspections.run import first_items, first_seed
 from undertow.lab.tasks import PadCollator, real_tokens
 from undertow.lab.training.recipe import Recipe
@@ -50,14 +56,16 @@ RULES: tuple[ExitRule, ...] = (
     EntropyDifference(1e-3),
     ArgmaxStability(5),
 )
-# Shares of the trained mean at which things are measured, and how much deeper than it "to the end" is.
+# Shares of the trained mean at which things are measured, and how much deeper than it "to the end"
+# is.
 SHARES, END = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0), 4
 CHOSEN = 3  # tokens whose trajectories are drawn
 
 
 @takes_paths
 def inspect_depth(run: Path, examples: int) -> str:
-    """Inspect the first seed's model on the first held-out examples of its task; writes `depth/` into its folder.
+    """Inspect the first seed's model on the first held-out examples of its task; writes `depth/`
+    into its folder.
 
     Raises:
         CheckpointError: there is no finished run.
@@ -71,14 +79,21 @@ def inspect_depth(run: Path, examples: int) -> str:
 
     results: dict[str, Any] = {"mean": mean, "loss_by_depth": loss_by_depth(model, batch, depths)}
     scored = recipe.task.measured_by != "loss"
-    results["accuracy_by_depth"] = accuracy_by_depth(model, tokenizer, recipe, depths, examples) if scored else {}
+    results["accuracy_by_depth"] = (
+        accuracy_by_depth(model, tokenizer, recipe, depths, examples) if scored else {}
+    )
     output = folder / "depth"
     depth_figure({"held-out loss": results["loss_by_depth"]}, output / "loss.png", "loss", mean)
     if scored:
-        depth_figure({"accuracy": results["accuracy_by_depth"]}, output / "accuracy.png", "accuracy", mean)
+        depth_figure(
+            {"accuracy": results["accuracy_by_depth"]}, output / "accuracy.png", "accuracy", mean
+        )
     text = depth_report(results)
     if recurs_in_time(model):
-        text += "\n\nNo exits and states here: beside a recurrence in time the loop runs again and again."
+        text += (
+            "\n\nNo exits and states here: beside a recurrence in time the loop runs again and "
+            "again."
+        )
     else:
         found, more = inspect_states(model, tokenizer, batch, mean, output)
         results, text = results | found, f"{text}\n\n{more}"
@@ -87,8 +102,11 @@ def inspect_depth(run: Path, examples: int) -> str:
     return f"{text}\n\nFigures: {output}"
 
 
-def inspect_states(model: Any, tokenizer: Any, batch: Any, mean: int, output: Path) -> tuple[dict[str, Any], str]:
-    """What becomes of each token's state, and when exit rules stop it: measures, tables, and figures in `output`."""
+def inspect_states(
+    model: Any, tokenizer: Any, batch: Any, mean: int, output: Path
+) -> tuple[dict[str, Any], str]:
+    """What becomes of each token's state, and when exit rules stop it: measures, tables, and
+    figures in `output`."""
     end = END * mean
     exits = measure_exits(model, batch, rules_for(model), end)
     states = iteration_states(model, batch, end)
@@ -104,16 +122,31 @@ def inspect_states(model: Any, tokenizer: Any, batch: Any, mean: int, output: Pa
     exits_figure(exits, output / "exits.png")
     convergence_figure(distances[:, 0, row], words, output / "convergence.png")
     chosen = sorted(range(len(words)), key=lambda i: -float(distances[-2, 0, start + i]))[:CHOSEN]
-    trajectories_figure(principal_components(states)[:, 0, row], words, kinds[0][row], chosen, output / "trajectories.png")
+    trajectories_figure(
+        principal_components(states)[:, 0, row],
+        words,
+        kinds[0][row],
+        chosen,
+        output / "trajectories.png",
+    )
     counted = [
-        kind for kept, found in zip(real.tolist(), kinds, strict=True) for k, kind in zip(kept, found, strict=True) if k
+        kind
+        for kept, found in zip(real.tolist(), kinds, strict=True)
+        for k, kind in zip(kept, found, strict=True)
+        if k
     ]
     results: dict[str, Any] = {
-        "exits": [dataclasses.asdict(result) | {"rule": to_mapping(result.rule)} for result in exits],
+        "exits": [
+            dataclasses.asdict(result) | {"rule": to_mapping(result.rule)} for result in exits
+        ],
         "distance_to_the_end": [float(d[real].mean()) for d in distances],
         # Without noise there is one start only, and nothing to compare.
-        "distance_between_starts": path_independence(model, batch, end) if starts_from_noise(model) else None,
-        "behaviours": {kind: counted.count(kind) / len(counted) for kind in ("fixed point", "orbit", "slider")},
+        "distance_between_starts": path_independence(model, batch, end)
+        if starts_from_noise(model)
+        else None,
+        "behaviours": {
+            kind: counted.count(kind) / len(counted) for kind in ("fixed point", "orbit", "slider")
+        },
     }
     return results, states_report(results, mean, lens, words, tokenizer, exits)
 
@@ -129,15 +162,25 @@ def rules_for(model: Any) -> tuple[ExitRule, ...]:
     return RULES if loop is None or loop.gate is None else (*RULES, LearnedGate(0.5))
 
 
-def accuracy_by_depth(model: Any, tokenizer: Any, recipe: Recipe, depths: list[int], examples: int) -> dict[int, float]:
-    """Share of right answers, or of sequences all of whose labels are right, over the recipe's lengths at each depth."""
+def accuracy_by_depth(
+    model: Any, tokenizer: Any, recipe: Recipe, depths: list[int], examples: int
+) -> dict[int, float]:
+    """Share of right answers, or of sequences all of whose labels are right, over the recipe's
+    lengths at each depth."""
     found = {}
     for depth in depths:
         with at_depth(model, depth):
             results = accuracy_by_length(
-                model, tokenizer, recipe.task, recipe.evaluation.lengths, examples, recipe.evaluation.batch
+                model,
+                tokenizer,
+                recipe.task,
+                recipe.evaluation.lengths,
+                examples,
+                recipe.evaluation.batch,
             )
-        found[depth] = sum(result.correct for result in results) / sum(result.total for result in results)
+        found[depth] = sum(result.correct for result in results) / sum(
+            result.total for result in results
+        )
     return found
 
 
@@ -158,7 +201,12 @@ def depth_report(results: dict[str, Any]) -> str:
 
 
 def states_report(
-    results: dict[str, Any], mean: int, lens: torch.Tensor, words: list[str], tokenizer: Any, exits: Any
+    results: dict[str, Any],
+    mean: int,
+    lens: torch.Tensor,
+    words: list[str],
+    tokenizer: Any,
+    exits: Any,
 ) -> str:
     """The other tables."""
     by_rule = table(
@@ -169,7 +217,10 @@ def states_report(
     end, apart = results["distance_to_the_end"], results["distance_between_starts"]
     ways = table(
         ["after iteration", f"distance to iteration {END * mean}", "distance between two starts"],
-        [[index + 1, f"{end[index]:.4f}", f"{apart[index + 1]:.4f}" if apart else "–"] for index in marks],
+        [
+            [index + 1, f"{end[index]:.4f}", f"{apart[index + 1]:.4f}" if apart else "–"]
+            for index in marks
+        ],
     )
     guesses = table(
         ["token", *[f"r={index + 1}" for index in range(len(lens))]],
@@ -179,4 +230,6 @@ def states_report(
         ],
     )
     shares = ", ".join(f"{percent(share)} {kind}s" for kind, share in results["behaviours"].items())
-    return "\n\n".join([by_rule, ways, f"States: {shares}.", "Likeliest next token at every iteration:", guesses])
+    return "\n\n".join(
+        [by_rule, ways, f"States: {shares}.", "Likeliest next token at every iteration:", guesses]
+    )

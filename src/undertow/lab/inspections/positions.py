@@ -18,7 +18,8 @@ Batch = Mapping[str, torch.Tensor]
 
 
 def loss_by_position(model: Any, batches: Sequence[Batch]) -> dict[int, float]:
-    """The mean loss of what is predicted from each position, over rows and batches; positions without labels are left out.
+    """The mean loss of what is predicted from each position, over rows and batches; positions
+    without labels are left out.
 
     Args:
         batches: what `PadCollator` makes: input_ids and labels ``[B, T]``, padded on the right.
@@ -41,7 +42,8 @@ def loss_by_position(model: Any, batches: Sequence[Batch]) -> dict[int, float]:
 
 
 def state_norms(model: Any, batches: Sequence[Batch]) -> dict[int, float]:
-    """The mean length of the state that each position receives, over the square root of its width: its root mean square.
+    """The mean length of the state that each position receives, over the square root of its width:
+    its root mean square.
 
     Of the exact rollout; the first `lag` positions receive none, and padding does not count. One
     `[B, T, W]` state a batch is held at a time.
@@ -53,7 +55,9 @@ def state_norms(model: Any, batches: Sequence[Batch]) -> dict[int, float]:
     totals: dict[int, tuple[float, int]] = {}
     with evaluating(model):
         for batch in batches:
-            inputs: dict[str, Any] = {name: tensor.to(model.device) for name, tensor in batch.items()}
+            inputs: dict[str, Any] = {
+                name: tensor.to(model.device) for name, tensor in batch.items()
+            }
             inputs["use_cache"] = False  # with a cache, packed documents would see each other
             _, states = loss_and_states(model, attachment, inputs, Sequential())
             sizes = states.float().pow(2).mean(-1).sqrt()  # [B, T]

@@ -1,7 +1,9 @@
-"""Two-layer MLP probes that predict the next token from each layer's output (T²MLR, "Scale and retrofitting").
+"""Two-layer MLP probes that predict the next token from each layer's output (T²MLR, "Scale and
+retrofitting").
 
-The loss of token t + 1 reaches the computation of token t through the recurrent state, which should make its layers
-anticipate what comes. How early they do is what such probes show, against those of a model without recurrence.
+The loss of token t + 1 reaches the computation of token t through the recurrent state, which should
+make its layers anticipate what comes. How early they do is what such probes show, against those of
+a model without recurrence.
 """
 
 from __future__ import annotations
@@ -23,19 +25,27 @@ Batch = Mapping[str, torch.Tensor]
 
 
 def probe_losses(
-    model: Any, train: Sequence[Batch], valid: Sequence[Batch], hidden: int = 256, steps: int = 300, seed: int = 0
+    model: Any,
+    train: Sequence[Batch],
+    valid: Sequence[Batch],
+    hidden: int = 256,
+    steps: int = 300,
+    seed: int = 0,
 ) -> list[float]:
-    """The held-out loss, in nats a token, of a probe on each layer's output, the first layer's first.
+    """The held-out loss, in nats a token, of a probe on each layer's output, the first layer's
+    first.
 
-    A probe is `Linear, GELU, Linear` on normalised states, trained by AdamW for `steps` steps of 256 tokens. The model is
-    not trained, and its states are the exact rollout's.
+    A probe is `Linear, GELU, Linear` on normalised states, trained by AdamW for `steps` steps of
+    256 tokens. The model is not trained, and its states are the exact rollout's.
 
     Args:
-        train, valid: batches of input_ids, attention_mask and labels ``[B, T]``, as a collator gives them.
+        train, valid: batches of input_ids, attention_mask and labels ``[B, T]``, as a collator
+            gives them.
         hidden: width of the probes.
 
     Raises:
-        ConfigError: the batches have no labelled token, or the layers cannot be probed (see `at_tokens`).
+        ConfigError: the batches have no labelled token, or the layers cannot be probed (see
+            `at_tokens`).
     """
     trained, held_out = layer_outputs(model, train), layer_outputs(model, valid)
     vocabulary = model.get_output_embeddings().weight.shape[0]
@@ -46,7 +56,8 @@ def probe_losses(
 
 
 def layer_outputs(model: Any, batches: Sequence[Batch]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Every layer's output at the tokens that predict a labelled one: ``[N, D]`` for each layer, and the labels ``[N]``."""
+    """Every layer's output at the tokens that predict a labelled one: ``[N, D]`` for each layer,
+    and the labels ``[N]``."""
     layers = model.get_submodule(find_stack(model))
     found: list[list[torch.Tensor]] = [[] for _ in layers._modules]
     labels = []
@@ -68,8 +79,9 @@ def layer_outputs(model: Any, batches: Sequence[Batch]) -> tuple[list[torch.Tens
 def at_tokens(calls: Sequence[torch.Tensor], tokens: int) -> torch.Tensor:
     """A layer's output ``[B, T, D]`` at each token, of the outputs of its calls in a forward.
 
-    A loop calls it on all tokens again and again, of which the last counts; a rollout on a few tokens at a time; and with
-    pauses each token takes several positions, of which the last predicts.
+    A loop calls it on all tokens again and again, of which the last counts; a rollout on a few
+    tokens at a time; and with pauses each token takes several positions, of which the last
+    predicts.
 
     Raises:
         ConfigError: its outputs are none of these, or the layer was not called.
@@ -77,7 +89,10 @@ def at_tokens(calls: Sequence[torch.Tensor], tokens: int) -> torch.Tensor:
     pieces = calls[-1:] if calls and calls[-1].shape[1] % tokens == 0 else calls
     each, rest = divmod(sum(piece.shape[1] for piece in pieces), tokens)
     if each == 0 or rest:
-        raise ConfigError("a layer does not run once for each token, so that nothing can be probed; probe another model")
+        raise ConfigError(
+            "a layer does not run once for each token, so that nothing can be probed; probe "
+            "another model"
+        )
     return torch.cat([*pieces], dim=1)[:, each - 1 :: each]
 
 
@@ -87,9 +102,13 @@ def recording(layers: Sequence[Any]) -> Iterator[list[list[torch.Tensor]]]:
     pieces: list[list[torch.Tensor]] = [[] for _ in layers]
 
     def keep(own: list[torch.Tensor]) -> Any:
-        return lambda module, args, output: own.append(output[0] if isinstance(output, tuple) else output)
+        return lambda module, args, output: own.append(
+            output[0] if isinstance(output, tuple) else output
+        )
 
-    handles = [layer.register_forward_hook(keep(own)) for layer, own in zip(layers, pieces, strict=True)]
+    handles = [
+        layer.register_forward_hook(keep(own)) for layer, own in zip(layers, pieces, strict=True)
+    ]
     try:
         yield pieces
     finally:
@@ -112,13 +131,18 @@ def _probe(
         torch.manual_seed(seed)
         width = states.shape[1]
         probe = nn.Sequential(
-            nn.LayerNorm(width, elementwise_affine=False), nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, vocabulary)
+            nn.LayerNorm(width, elementwise_affine=False),
+            nn.Linear(width, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, vocabulary),
         ).to(states.device)
     optimizer = torch.optim.AdamW(probe.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     with torch.enable_grad():
         for _ in range(steps):
-            chosen = torch.randint(len(labels), (min(256, len(labels)),), generator=generator).to(states.device)
+            chosen = torch.randint(len(labels), (min(256, len(labels)),), generator=generator).to(
+                states.device
+            )
             loss = nn.functional.cross_entropy(probe(states[chosen]), labels[chosen])
             optimizer.zero_grad()
             loss.backward()

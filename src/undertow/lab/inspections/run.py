@@ -17,7 +17,13 @@ from undertow.host.attach import recurs_in_time
 from undertow.lab.evaluation.figures import lines_figure
 from undertow.lab.evaluation.report import table
 from undertow.lab.evaluation.run import seed_folders
-from undertow.lab.inspections.choices import Choices, Chosen, choices_figure, choices_table, measure_choices
+from undertow.lab.inspections.choices import (
+    Choices,
+    Chosen,
+    choices_figure,
+    choices_table,
+    measure_choices,
+)
 from undertow.lab.inspections.compare import labels
 from undertow.lab.inspections.fidelity import (
     SETTINGS,
@@ -43,10 +49,11 @@ from undertow.solvers import Sequential
 
 @takes_paths
 def inspect_fidelity(run: Path, examples: int) -> str:
-    """How faithful each solver setting is on a run's models and the first held-out examples of its task.
+    """How faithful each solver setting is on a run's models and the first held-out examples of its
+    task.
 
-    A table of the worst over the seeds, with the run's own solver; `fidelity.json` beside each seed's model, and a figure
-    `fidelity.png`.
+    A table of the worst over the seeds, with the run's own solver; `fidelity.json` beside each
+    seed's model, and a figure `fidelity.png`.
 
     Raises:
         CheckpointError: there is no finished run.
@@ -60,7 +67,10 @@ def inspect_fidelity(run: Path, examples: int) -> str:
         by_seed[folder.name] = found = measure_fidelity(
             model.train(), batch, SETTINGS if known else {**SETTINGS, "as trained": recipe.solver}
         )
-        write_text(folder / "fidelity.json", json.dumps([dataclasses.asdict(one) for one in found], indent=1) + "\n")
+        write_text(
+            folder / "fidelity.json",
+            json.dumps([dataclasses.asdict(one) for one in found], indent=1) + "\n",
+        )
     fidelity_figure(by_seed, run / "fidelity.png", run.name)
     found = worst(list(by_seed.values()))
     return f"{fidelity_table(found)}\n\n{recommendation(found)}\n\nFigure: {run / 'fidelity.png'}"
@@ -68,10 +78,11 @@ def inspect_fidelity(run: Path, examples: int) -> str:
 
 @takes_paths
 def inspect_choices(paths: Sequence[Path], examples: int) -> str:
-    """How the models of several runs spread probability over the possible answers: a table like the paper's Table 4.
+    """How the models of several runs spread probability over the possible answers: a table like the
+    paper's Table 4.
 
-    One row a run and length, over its seeds. A study's folder stands for its runs. Each seed's folder gets `choices.json`,
-    and each run that was tested by length the figure `choices.png`.
+    One row a run and length, over its seeds. A study's folder stands for its runs. Each seed's
+    folder gets `choices.json`, and each run that was tested by length the figure `choices.png`.
 
     Raises:
         CheckpointError: there is no finished run.
@@ -86,8 +97,13 @@ def inspect_choices(paths: Sequence[Path], examples: int) -> str:
         for folder in seed_folders(run):
             recipe = load_config(Recipe, folder / RECIPE)
             model, tokenizer = load(str(folder / MODEL))
-            found = measure_choices(model, tokenizer, recipe.task, recipe.evaluation.lengths, examples)
-            write_text(folder / "choices.json", json.dumps([dataclasses.asdict(one) for one in found], indent=1) + "\n")
+            found = measure_choices(
+                model, tokenizer, recipe.task, recipe.evaluation.lengths, examples
+            )
+            write_text(
+                folder / "choices.json",
+                json.dumps([dataclasses.asdict(one) for one in found], indent=1) + "\n",
+            )
             by_seed[folder.name] = found
         if recipe.evaluation.lengths:
             choices_figure(by_seed, run / "choices.png", recipe.name, f"{recipe.task.kind}: length")
@@ -100,17 +116,21 @@ def inspect_parameters(path: Path, overrides: list[str]) -> str:
     """What a recipe would train, counted without its weights.
 
     Raises:
-        ConfigError, CheckpointError: the recipe is wrong, or there is no config of its pretrained model.
+        ConfigError, CheckpointError: the recipe is wrong, or there is no config of its pretrained
+            model.
     """
     quiet_libraries()
     recipe = load_recipe(path, overrides)
     counts = count_parameters(outline(recipe))
-    return f"{recipe.name}\n\n" + table(["parameters", "number"], [[name, f"{count:,}"] for name, count in counts.items()])
+    return f"{recipe.name}\n\n" + table(
+        ["parameters", "number"], [[name, f"{count:,}"] for name, count in counts.items()]
+    )
 
 
 @takes_paths
 def inspect_gates(run: Path) -> str:
-    """Both gates of T²MLR over training, of each of a run's seeds: a figure `gates.png` and a table of where they ended.
+    """Both gates of T²MLR over training, of each of a run's seeds: a figure `gates.png` and a table
+    of where they ended.
 
     Raises:
         CheckpointError: there is no finished run.
@@ -121,12 +141,21 @@ def inspect_gates(run: Path) -> str:
         for entry in read_log(folder / LOG):
             for gate in GATES:
                 if gate in entry:
-                    lines.setdefault(f"{folder.name}, {gate}", []).append((entry["step"], entry[gate]))
+                    lines.setdefault(f"{folder.name}, {gate}", []).append(
+                        (entry["step"], entry[gate])
+                    )
     if not lines:
-        raise ConfigError(f"the log of {run} has no gates: only T²MLR has them; train with recurrence.kind t2mlr")
+        raise ConfigError(
+            f"the log of {run} has no gates: only T²MLR has them; train with recurrence.kind t2mlr"
+        )
     lines_figure(lines, run / "gates.png", "input-independent gates", "step", "tanh(γ)", zero=True)
     rows = [
-        [label, f"{points[-1][0]:.0f}", f"{points[-1][1]:+.4f}", f"{max(abs(y) for _, y in points):.4f}"]
+        [
+            label,
+            f"{points[-1][0]:.0f}",
+            f"{points[-1][1]:+.4f}",
+            f"{max(abs(y) for _, y in points):.4f}",
+        ]
         for label, points in lines.items()
     ]
     return f"{table(['gate', 'step', 'tanh(γ)', 'largest'], rows)}\n\nFigure: {run / 'gates.png'}"
@@ -134,7 +163,8 @@ def inspect_gates(run: Path) -> str:
 
 @takes_paths
 def inspect_positions(run: Path, examples: int) -> str:
-    """Loss by position and, with a recurrence, the size of the state there, on held-out examples: a figure and a table.
+    """Loss by position and, with a recurrence, the size of the state there, on held-out examples: a
+    figure and a table.
 
     Raises:
         CheckpointError: there is no finished run.
@@ -147,7 +177,9 @@ def inspect_positions(run: Path, examples: int) -> str:
         lines["state"] = state_norms(model, valid)
     for name, line in lines.items():
         label = "loss (nats)" if name == "loss" else "root mean square of the state"
-        lines_figure({name: list(line.items())}, run / f"{name}-by-position.png", run.name, "position", label)
+        lines_figure(
+            {name: list(line.items())}, run / f"{name}-by-position.png", run.name, "position", label
+        )
     last = max(lines["loss"])
     bounds = [0, *(2**n for n in range(last.bit_length()))]
     rows = []
@@ -162,7 +194,8 @@ def inspect_positions(run: Path, examples: int) -> str:
 
 @takes_paths
 def inspect_probes(run: Path, baseline: Path | None, examples: int) -> str:
-    """What probes on each layer know of the next token, of a run and, if given, of another: a table and `probes.png`.
+    """What probes on each layer know of the next token, of a run and, if given, of another: a table
+    and `probes.png`.
 
     Raises:
         CheckpointError: there is no finished run.
@@ -174,20 +207,34 @@ def inspect_probes(run: Path, baseline: Path | None, examples: int) -> str:
         model, recipe, (train, valid) = prepared(path, examples, "train", "valid")
         tasks.append(recipe.task)
         if recipe.task != tasks[0]:
-            raise ConfigError(f"{path} learned another task than {run}, so their probes do not compare; give a run on that")
+            raise ConfigError(
+                f"{path} learned another task than {run}, so their probes do not compare; give a "
+                "run on that"
+            )
         found[name] = probe_losses(model, train, valid)
     longest = max(len(losses) for losses in found.values())
     rows = [
-        [layer, *(f"{losses[layer]:.4f}" if layer < len(losses) else "" for losses in found.values())]
+        [
+            layer,
+            *(f"{losses[layer]:.4f}" if layer < len(losses) else "" for losses in found.values()),
+        ]
         for layer in range(longest)
     ]
     lines = {name: list(enumerate(losses)) for name, losses in found.items()}
-    lines_figure(lines, run / "probes.png", "probes that predict the next token", "layer", "loss (nats)")
-    return f"{table(['layer', *(f'{name}: loss' for name in found)], rows)}\n\nFigure: {run / 'probes.png'}"
+    lines_figure(
+        lines, run / "probes.png", "probes that predict the next token", "layer", "loss (nats)"
+    )
+    return (
+        f"{table(['layer', *(f'{name}: loss' for name in found)], rows)}\n\nFigure: "
+        f"{run / 'probes.png'}"
+    )
 
 
-def prepared(run: Path, examples: int, *splits: Split) -> tuple[Any, Recipe, list[list[dict[str, torch.Tensor]]]]:
-    """A run's model, its recipe, and batches of the first examples of some splits of its task, the valid one by default."""
+def prepared(
+    run: Path, examples: int, *splits: Split
+) -> tuple[Any, Recipe, list[list[dict[str, torch.Tensor]]]]:
+    """A run's model, its recipe, and batches of the first examples of some splits of its task, the
+    valid one by default."""
     _, recipe, model, tokenizer = first_seed(run, examples)
     collate, found = PadCollator(tokenizer), []
     for split in splits or ("valid",):
@@ -219,4 +266,7 @@ def one_seed(folder: Path, examples: int) -> tuple[Recipe, Any, Any]:
 def first_items(task: Task, split: Split, tokenizer: Any, examples: int) -> list[dict[str, Any]]:
     """The first examples of a split, encoded; all of them if it holds fewer."""
     size = task.size(split, tokenizer)
-    return [task.encode(split, index, tokenizer) for index in range(examples if size is None else min(examples, size))]
+    return [
+        task.encode(split, index, tokenizer)
+        for index in range(examples if size is None else min(examples, size))
+    ]

@@ -1,8 +1,10 @@
-"""A study: every combination of some choices, each trained and evaluated with every seed; one table and one figure of it.
+"""A study: every combination of some choices, each trained and evaluated with every seed; one table
+and one figure of it.
 
     undertow study recipes/cpu/study-gradients-s3.yaml
 
-Several runs go on at a time, in processes of their own. The same command goes on where it was interrupted.
+Several runs go on at a time, in processes of their own. The same command goes on where it was
+interrupted.
 """
 
 from __future__ import annotations
@@ -46,7 +48,10 @@ from undertow.paths import takes_paths
 
 EVALUATIONS = ("accuracy.json", "loss.json")
 SUMMARY = "summary.json"
-GOES_ON = "finished runs are kept, and the same command goes on with the others from their last checkpoints"
+GOES_ON = (
+    "finished runs are kept, and the same command goes on with the others from their last "
+    "checkpoints"
+)
 MOST_RUNS = 10_000
 
 
@@ -74,15 +79,23 @@ class Study:
         check_seeds(self.seeds)
         empty = [axis for axis, choices in self.axes.items() if not choices]
         if not self.axes or empty:
-            raise ConfigError(f"axes{'.' + empty[0] if empty else ''} is empty; give at least one choice")
+            raise ConfigError(
+                f"axes{'.' + empty[0] if empty else ''} is empty; give at least one choice"
+            )
         count = math.prod(map(len, self.axes.values())) * len(self.seeds)
         if count > MOST_RUNS:
             raise ConfigError(f"axes and seeds make {count:,} runs; use {MOST_RUNS:,} or fewer")
-        choices = {f"axes.{axis}.{label}": self.axes[axis][label] for axis in self.axes for label in self.axes[axis]}
+        choices = {
+            f"axes.{axis}.{label}": self.axes[axis][label]
+            for axis in self.axes
+            for label in self.axes[axis]
+        }
         for where, keys in {"recipe": self.recipe, **choices}.items():
             for key in ("name", "seeds", "output"):
                 if key in keys:
-                    raise ConfigError(f"{where}.{key} is set, but a study sets it itself; remove it")
+                    raise ConfigError(
+                        f"{where}.{key} is set, but a study sets it itself; remove it"
+                    )
 
     @property
     def folder(self) -> Path:
@@ -99,7 +112,11 @@ class Study:
             ConfigError: a choice sets a key that recipes do not have, or a value that does not fit.
         """
         choices = [axis[label] for axis, label in zip(self.axes.values(), labels, strict=True)]
-        settings = [f"--{key}={json.dumps(value, ensure_ascii=False)}" for keys in choices for key, value in keys.items()]
+        settings = [
+            f"--{key}={json.dumps(value, ensure_ascii=False)}"
+            for keys in choices
+            for key, value in keys.items()
+        ]
         own = {
             "name": "_".join(re.sub(r"[^\w.]+", "-", label).strip("-") for label in labels),
             "seeds": list(self.seeds),
@@ -119,7 +136,9 @@ class Study:
             owner = owners.setdefault(recipe.name, labels)
             if owner != labels:
                 both = f"{', '.join(owner)} and {', '.join(labels)}"
-                raise ConfigError(f"{both} would share the folder {recipe.name}; give one another label")
+                raise ConfigError(
+                    f"{both} would share the folder {recipe.name}; give one another label"
+                )
         return found
 
 
@@ -129,10 +148,12 @@ class Finding:
 
     Attributes:
         labels: its choices.
-        measures: by name, one value a seed: "loss" (held-out loss at the end), "test loss", "accuracy at 12" and the like.
+        measures: by name, one value a seed: "loss" (held-out loss at the end), "test loss",
+            "accuracy at 12" and the like.
         curves: for each seed the steps and the held-out losses of its log.
         seconds: the median over its logs of the seconds a step.
-        diverged: how many seeds ended because the loss was no number any more; they have no measures.
+        diverged: how many seeds ended because the loss was no number any more; they have no
+            measures.
     """
 
     labels: tuple[str, ...]
@@ -143,7 +164,8 @@ class Finding:
 
 
 def study(settings: Study) -> str:
-    """Train what is not trained yet, and write `summary.json`, `summary.md` and `losses.png`; returns the table.
+    """Train what is not trained yet, and write `summary.json`, `summary.md` and `losses.png`;
+    returns the table.
 
     Raises:
         ConfigError: a combination is no recipe.
@@ -160,7 +182,8 @@ def study(settings: Study) -> str:
 
 
 def make(settings: Study, recipes: Mapping[tuple[str, ...], Recipe]) -> None:
-    """Train and evaluate what is not yet. SIGINT and SIGTERM are passed on to the runs, which save a checkpoint each."""
+    """Train and evaluate what is not yet. SIGINT and SIGTERM are passed on to the runs, which save
+    a checkpoint each."""
     heard: list[int] = []
 
     def hear(number: int, frame: Any) -> None:
@@ -170,12 +193,21 @@ def make(settings: Study, recipes: Mapping[tuple[str, ...], Recipe]) -> None:
                 process.kill()
             raise Interrupted(number, GOES_ON)
 
-    jobs = [(recipe, seed) for seed in settings.seeds for recipe in recipes.values() if not finished(recipe, seed)]
+    jobs = [
+        (recipe, seed)
+        for seed in settings.seeds
+        for recipe in recipes.values()
+        if not finished(recipe, seed)
+    ]
     waiting, number = iter(jobs), 0
     workers = max(1, min(settings.workers, len(jobs)))
     with hearing(hear), ProcessPoolExecutor(workers, get_context("spawn"), begin_worker) as pool:
-        # Only as many as go on at a time are handed over: a pool runs what it holds even after a failure or a signal.
-        running = {pool.submit(train_and_evaluate, *job) for job in itertools.islice(waiting, settings.workers)}
+        # Only as many as go on at a time are handed over: a pool runs what it holds even after a
+        # failure or a signal.
+        running = {
+            pool.submit(train_and_evaluate, *job)
+            for job in itertools.islice(waiting, settings.workers)
+        }
         while running:
             done, running = wait(running, timeout=1, return_when=FIRST_COMPLETED)
             for job in done:
@@ -188,16 +220,21 @@ def make(settings: Study, recipes: Mapping[tuple[str, ...], Recipe]) -> None:
                     if heard:
                         continue
                     raise ConfigError(
-                        f"the process of a run was killed, as it is when memory runs out; workers is {settings.workers}: "
-                        "use fewer, and the same command goes on"
+                        "the process of a run was killed, as it is when memory runs out; workers "
+                        f"is {settings.workers}: use fewer, and the same command goes on"
                     ) from error
                 number += 1
                 print(f"{number}/{len(jobs)} {folder}", file=sys.stderr, flush=True)
             if heard:
-                for process in active_children():  # again and again, as one may have been between two runs
+                for (
+                    process
+                ) in active_children():  # again and again, as one may have been between two runs
                     process.terminate()
             else:
-                running |= {pool.submit(train_and_evaluate, *job) for job in itertools.islice(waiting, len(done))}
+                running |= {
+                    pool.submit(train_and_evaluate, *job)
+                    for job in itertools.islice(waiting, len(done))
+                }
     if heard:
         raise Interrupted(heard[0], GOES_ON)
 
@@ -214,21 +251,29 @@ def summary(settings: Study, recipes: Mapping[tuple[str, ...], Recipe]) -> str:
     text = findings_table(list(settings.axes), found)
     write_text(settings.folder / "summary.md", text + "\n")
     curves_figure(
-        {one.labels: one.curves for one in found}, settings.folder / "losses.png", settings.name, "held-out loss (nats)"
+        {one.labels: one.curves for one in found},
+        settings.folder / "losses.png",
+        settings.name,
+        "held-out loss (nats)",
     )
     return text
 
 
 @takes_paths
 def runs_in(path: Path) -> list[Path]:
-    """The folders of a finished study's runs, in the study's order; of any other folder, that folder itself."""
+    """The folders of a finished study's runs, in the study's order; of any other folder, that
+    folder itself."""
     if not (path / SUMMARY).is_file():
         return [path]
     summary = read_json(path / SUMMARY)
     try:
-        settings = from_mapping(Study, summary["study"] if isinstance(summary, dict) and "study" in summary else summary)
+        settings = from_mapping(
+            Study, summary["study"] if isinstance(summary, dict) and "study" in summary else summary
+        )
     except ConfigError as error:
-        raise CheckpointError(f"{path / SUMMARY} holds no study ({error}); run `undertow study` again") from error
+        raise CheckpointError(
+            f"{path / SUMMARY} holds no study ({error}); run `undertow study` again"
+        ) from error
     return [path / recipe.name for recipe in settings.recipes().values()]
 
 
@@ -242,7 +287,9 @@ def finished(recipe: Recipe, seed: int) -> bool:
     mended = check_folder(folder, recipe)
     for name in EVALUATIONS:
         if (folder / name).is_dir():
-            raise CheckpointError(f"{folder / name} is a folder, where a run's results belong; move it away")
+            raise CheckpointError(
+                f"{folder / name} is a folder, where a run's results belong; move it away"
+            )
     if diverged(folder / LOG):
         return not mended
     if not (folder / MODEL).is_dir() or not any((folder / name).is_file() for name in EVALUATIONS):
@@ -260,8 +307,8 @@ def begin_worker() -> None:
 def end_with_parent() -> None:
     """End this process when the one that started it ends, however it ends.
 
-    A pool's process would finish its run first, beside whatever is started next. Nothing on disk is lost by that: the same
-    command goes on from the last checkpoint.
+    A pool's process would finish its run first, beside whatever is started next. Nothing on disk is
+    lost by that: the same command goes on from the last checkpoint.
     """
     parent = parent_process()
 
@@ -274,7 +321,8 @@ def end_with_parent() -> None:
 
 
 def train_and_evaluate(recipe: Recipe, seed: int) -> Path:
-    """Train and evaluate one recipe with one seed; what it prints goes to a file beside its folder."""
+    """Train and evaluate one recipe with one seed; what it prints goes to a file beside its
+    folder."""
     folder = run_folder(recipe, seed)
     quiet_libraries()
     torch.set_num_threads(recipe.training.threads or 1)
@@ -307,7 +355,9 @@ def finding(labels: tuple[str, ...], recipe: Recipe) -> Finding:
         if diverged(folder / LOG):
             lost += 1
             continue
-        curve = [(int(entry["step"]), float(entry["eval_loss"])) for entry in log if "eval_loss" in entry]
+        curve = [
+            (int(entry["step"]), float(entry["eval_loss"])) for entry in log if "eval_loss" in entry
+        ]
         curves.append(curve)
         seconds += [entry["seconds_per_step"] for entry in log if "seconds_per_step" in entry]
         values = {"loss": curve[-1][1]} if curve else {}
@@ -322,16 +372,26 @@ def finding(labels: tuple[str, ...], recipe: Recipe) -> Finding:
                     values["symbols" + suffix] = entry.symbol_share
         for name, value in values.items():
             measures.setdefault(name, []).append(value)
-    return Finding(labels, measures, curves, statistics.median(seconds) if seconds else float("nan"), lost)
+    return Finding(
+        labels, measures, curves, statistics.median(seconds) if seconds else float("nan"), lost
+    )
 
 
 def findings_table(axes: Sequence[str], found: Sequence[Finding]) -> str:
-    """A row a combination: the mean of each measure over the seeds, with the smallest and the largest."""
+    """A row a combination: the mean of each measure over the seeds, with the smallest and the
+    largest."""
     names = list(dict.fromkeys(name for one in found for name in one.measures))
     rows, some = [], any(one.diverged for one in found)
     for one in found:
         cells = [spread(name, one.measures.get(name, [])) for name in names]
-        rows.append([*one.labels, *cells, f"{1000 * one.seconds:.0f}", *([one.diverged or ""] if some else [])])
+        rows.append(
+            [
+                *one.labels,
+                *cells,
+                f"{1000 * one.seconds:.0f}",
+                *([one.diverged or ""] if some else []),
+            ]
+        )
     return table([*axes, *names, "ms a step", *(["diverged seeds"] if some else [])], rows)
 
 

@@ -1,4 +1,5 @@
-"""Tasks: what to learn and be tested on, and its way to token ids. Knows data and text, no models."""
+"""Tasks: what to learn and be tested on, and its way to token ids. Knows data and text, no
+models."""
 
 from undertow.lab.tasks.arithmetic import MultiStepArithmetic
 from undertow.lab.tasks.base import GeneratedTask, PromptedTask, Task, split_of

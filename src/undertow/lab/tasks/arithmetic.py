@@ -1,4 +1,5 @@
-"""Multi-step arithmetic modulo 10 (TurboConn, section 4 and appendix A.4.2), in the style of BIG-bench."""
+"""Multi-step arithmetic modulo 10 (TurboConn, section 4 and appendix A.4.2), in the style of
+BIG-bench."""
 
 from __future__ import annotations
 
@@ -16,18 +17,21 @@ _UNARY_MINUS_PROBABILITY = 0.15
 
 @dataclass(frozen=True)
 class MultiStepArithmetic(PromptedTask):
-    """Expressions of digits, +, -, * and unary minus; the answer is their value modulo 10 (Python's %).
+    """Expressions of digits, +, -, * and unary minus; the answer is their value modulo 10 (Python's
+    %).
 
     The paper does not say how its expressions are drawn. Here the number of operands is uniform in
-    min_operands..max_operands and divided uniformly between the two sides of each operator; operators and
-    digits are uniform, and any part, down to a single digit, gets a unary minus with probability 0.15.
+    min_operands..max_operands and divided uniformly between the two sides of each operator;
+    operators and digits are uniform, and any part, down to a single digit, gets a unary minus with
+    probability 0.15.
 
-    The text reads as Python does: parentheses stand around every part but the left operand of an equal
-    operator (`8 + 2 + 9`), and around what a unary minus applies to (`-(1)`). An example's length is its
-    number of operands. With the default lengths, always answering 0 is right one time in five.
+    The text reads as Python does: parentheses stand around every part but the left operand of an
+    equal operator (`8 + 2 + 9`), and around what a unary minus applies to (`-(1)`). An example's
+    length is its number of operands. With the default lengths, always answering 0 is right one time
+    in five.
 
-    There are only ten prompts of one operand, so that a split holds one of them or none, over and over: of few operands,
-    test by length, from two on.
+    There are only ten prompts of one operand, so that a split holds one of them or none, over and
+    over: of few operands, test by length, from two on.
     """
 
     kind: ClassVar[str] = "arithmetic"
@@ -40,16 +44,21 @@ class MultiStepArithmetic(PromptedTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_operands < 1:
-            raise ConfigError(f"min_operands is {self.min_operands}, but must be at least 1; raise it.")
+            raise ConfigError(
+                f"min_operands is {self.min_operands}, but must be at least 1; raise it."
+            )
         if self.max_operands < self.min_operands:
             raise ConfigError(
-                f"max_operands is {self.max_operands}, but must be at least min_operands, {self.min_operands}; raise it."
+                f"max_operands is {self.max_operands}, but must be at least min_operands, "
+                f"{self.min_operands}; raise it."
             )
         check_longest(max_operands=self.max_operands)
 
     def draw(self, generator: random.Random, length: int | None) -> Example:
         """Draw one expression; see `GeneratedTask.draw`."""
-        operands = generator.randint(self.min_operands, self.max_operands) if length is None else length
+        operands = (
+            generator.randint(self.min_operands, self.max_operands) if length is None else length
+        )
         text, _, value = _draw_part(generator, operands)
         if self.template == "bare":
             return Example(f"({text})=".replace(" ", ""), str(value), operands)
@@ -62,11 +71,14 @@ class MultiStepArithmetic(PromptedTask):
     def characters(self) -> str:
         """See `Task.characters`."""
         alphabet = "0123456789+-*()="
-        return "".join(sorted(set(alphabet if self.template == "bare" else paper_prompt(_QUESTION, alphabet))))
+        return "".join(
+            sorted(set(alphabet if self.template == "bare" else paper_prompt(_QUESTION, alphabet)))
+        )
 
 
 def _draw_part(generator: random.Random, operands: int) -> tuple[str, str, int]:
-    """Draw a part of an expression: its text, the operator outside parentheses (or '') and its value.
+    """Draw a part of an expression: its text, the operator outside parentheses (or '') and its
+    value.
 
     Values are kept modulo 10 throughout, which +, - and * allow.
     """
@@ -78,7 +90,8 @@ def _draw_part(generator: random.Random, operands: int) -> tuple[str, str, int]:
         left, left_operator, left_value = _draw_part(generator, left_operands)
         right, right_operator, right_value = _draw_part(generator, operands - left_operands)
         operator = generator.choice("+-*")
-        # Python groups equal operators from the left, so only a left operand can do without parentheses.
+        # Python groups equal operators from the left, so only a left operand can do without
+        # parentheses.
         left = left if left_operator in ("", operator) else f"({left})"
         right = f"({right})" if right_operator else right
         text = f"{left} {operator} {right}"

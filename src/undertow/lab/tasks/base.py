@@ -1,4 +1,5 @@
-"""What a task is: a numbered source of items to learn from and be tested on, split into train, valid and test."""
+"""What a task is: a numbered source of items to learn from and be tested on, split into train,
+valid and test."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Measure = Literal["answers", "labels", "loss"]
 
 # A split holding a hundredth of all candidates is missed by this many draws about once in 10^43.
 _ATTEMPTS = 10_000
-# The longest example, in any task's own unit: what is longer takes seconds to draw, and no model here reads it.
+# The longest example, in any task's own unit: what is longer takes seconds to draw, and no model
+# here reads it.
 _LONGEST = 100_000
 
 
@@ -28,15 +30,17 @@ _LONGEST = 100_000
 class Task(ABC):
     """A source of numbered items that knows data and text, and no model.
 
-    Subclasses are frozen dataclasses whose fields are the whole configuration: two equal tasks give equal
-    items. Most items are the examples that `example` returns, encoded.
+    Subclasses are frozen dataclasses whose fields are the whole configuration: two equal tasks give
+    equal items. Most items are the examples that `example` returns, encoded.
     """
 
     kind: ClassVar[str]
     measured_by: ClassVar[Measure] = "answers"
-    """What evaluation measures: generated answers, the labels of all positions, or the loss a token."""
+    """What evaluation measures: generated answers, the labels of all positions, or the loss a
+    token."""
     scores_tokens: ClassVar[bool] = False
-    """Whether evaluation also counts the tokens of right answers that are the likeliest ones after all before them."""
+    """Whether evaluation also counts the tokens of right answers that are the likeliest ones after
+    all before them."""
 
     @abstractmethod
     def size(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> int | None:
@@ -49,42 +53,53 @@ class Task(ABC):
     def example(self, split: Split, index: int, length: int | None = None) -> Example:
         """Return example `index` of the split: always the same one for the same task and arguments.
 
-        `length` asks for one of exactly that size, also beyond the sizes trained on; tasks that read a data
-        set accept None only. Raises ConfigError for arguments that make no sense and DataError if there is
-        no such example.
+        `length` asks for one of exactly that size, also beyond the sizes trained on; tasks that
+        read a data set accept None only. Raises ConfigError for arguments that make no sense and
+        DataError if there is no such example.
         """
 
     @abstractmethod
     def score(self, example: Example, generated_text: str) -> bool:
-        """Whether the text generated after the prompt (special tokens removed) has the right final answer."""
+        """Whether the text generated after the prompt (special tokens removed) has the right final
+        answer."""
 
     @abstractmethod
     def characters(self) -> str | None:
-        """Every character that the items can hold, sorted; None for text that needs a pretrained tokenizer."""
+        """Every character that the items can hold, sorted; None for text that needs a pretrained
+        tokenizer."""
 
-    def encode(self, split: Split, index: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
-        """Return `input_ids` and `labels` of item `index` of the split; see `undertow.lab.tasks.encode.encode`."""
+    def encode(
+        self, split: Split, index: int, tokenizer: PreTrainedTokenizerBase
+    ) -> dict[str, list[int]]:
+        """Return `input_ids` and `labels` of item `index` of the split; see
+        `undertow.lab.tasks.encode.encode`."""
         return encode(self.example(split, index), tokenizer)
 
     def first(
         self, split: Split, tokenizer: PreTrainedTokenizerBase, count: int
     ) -> tuple[list[dict[str, list[int]]], int | None]:
-        """The first items of the split, `count` at most, and its size: for a look at the data that reads little of it."""
+        """The first items of the split, `count` at most, and its size: for a look at the data that
+        reads little of it."""
         size = self.size(split, tokenizer)
         number = count if size is None else min(count, size)
         return [self.encode(split, index, tokenizer) for index in range(number)], size
 
     def rough_length(self, split: Split, index: int) -> int:
-        """A cheap measure of how long an item is, for batches of similar length: the example's characters."""
+        """A cheap measure of how long an item is, for batches of similar length: the example's
+        characters."""
         example = self.example(split, index)
         return len(example.prompt) + len(example.completion)
 
-    def left_out(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> Mapping[str, int]:
-        """How many rows of the split's files are no items, by reason; none where nothing is filtered."""
+    def left_out(
+        self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> Mapping[str, int]:
+        """How many rows of the split's files are no items, by reason; none where nothing is
+        filtered."""
         return {}
 
     def choices(self) -> tuple[str, ...]:
-        """The answers that there can be, without blanks, where they are a few known ones; none otherwise."""
+        """The answers that there can be, without blanks, where they are a few known ones; none
+        otherwise."""
         return ()
 
 
@@ -92,16 +107,18 @@ class Task(ABC):
 class GeneratedTask(Task):
     """A task whose examples are drawn at random, without end.
 
-    An example belongs to the split that a hash of its prompt names (`split_of`), so the splits share no
-    prompt, whatever the seed and however many examples are taken.
+    An example belongs to the split that a hash of its prompt names (`split_of`), so the splits
+    share no prompt, whatever the seed and however many examples are taken.
     """
 
     seed: int = 0
-    """Seed of the examples. Other seeds draw other examples, but never move a prompt to another split."""
+    """Seed of the examples. Other seeds draw other examples, but never move a prompt to another
+    split."""
 
     @abstractmethod
     def draw(self, generator: random.Random, length: int | None) -> Example:
-        """Draw one example from the generator, of the given size or, if None, of a random trained one."""
+        """Draw one example from the generator, of the given size or, if None, of a random trained
+        one."""
 
     def size(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         """None: there is always another example."""
@@ -110,14 +127,18 @@ class GeneratedTask(Task):
     def example(self, split: Split, index: int, length: int | None = None) -> Example:
         """See `Task.example`. Candidates are drawn until one falls in the split.
 
-        Without `length` each candidate has a new random size, so a size with no prompt in this split is
-        left out.
+        Without `length` each candidate has a new random size, so a size with no prompt in this
+        split is left out.
         """
         check_split(split)
         if index < 0:
-            raise ConfigError(f"The example's index is {index}, but must be at least 0; count examples from 0.")
+            raise ConfigError(
+                f"The example's index is {index}, but must be at least 0; count examples from 0."
+            )
         if length is not None and length < 1:
-            raise ConfigError(f"The example's length is {length}, but must be at least 1; ask for a longer one.")
+            raise ConfigError(
+                f"The example's length is {length}, but must be at least 1; ask for a longer one."
+            )
         if length is not None:
             check_longest(length=length)
         generator = random.Random(_stable_hash(f"{self.kind}|{self.seed}|{split}|{index}|{length}"))
@@ -132,7 +153,8 @@ class GeneratedTask(Task):
         )
 
     def score(self, example: Example, generated_text: str) -> bool:
-        """Whether the first line of the generated text is the answer and nothing else but blanks."""
+        """Whether the first line of the generated text is the answer and nothing else but
+        blanks."""
         return first_line(generated_text) == example.completion.strip()
 
 
@@ -141,11 +163,14 @@ class PromptedTask(GeneratedTask):
     """A generated task whose question is put in words, and answered."""
 
     template: Template = "paper"
-    """Layout of the prompt: 'paper' is that of the TurboConn paper, 'bare' a compact one for small models."""
+    """Layout of the prompt: 'paper' is that of the TurboConn paper, 'bare' a compact one for small
+    models."""
 
     def __post_init__(self) -> None:
         if self.template not in get_args(Template):
-            raise ConfigError(f"template is {self.template!r}, but must be 'paper' or 'bare'; choose one of them.")
+            raise ConfigError(
+                f"template is {self.template!r}, but must be 'paper' or 'bare'; choose one of them."
+            )
 
 
 def split_of(text: str) -> Split:
@@ -155,14 +180,18 @@ def split_of(text: str) -> Split:
 
 
 def paper_prompt(question: str, text: str) -> str:
-    """Lay out a prompt as the TurboConn paper does (appendix A.4); the completion starts with a blank."""
+    """Lay out a prompt as the TurboConn paper does (appendix A.4); the completion starts with a
+    blank."""
     return f"Question: {question}\nInput: {text}\nAnswer:"
 
 
 def text_field(row: Mapping[str, object], name: str) -> str:
-    """Return a text of a data set's row; raises ValueError, to be completed with the row's place, if there is none."""
+    """Return a text of a data set's row; raises ValueError, to be completed with the row's place,
+    if there is none."""
     if name not in row:
-        raise ValueError(f"the row has no {name!r}, only {', '.join(map(repr, row)) or 'nothing at all'}")
+        raise ValueError(
+            f"the row has no {name!r}, only {', '.join(map(repr, row)) or 'nothing at all'}"
+        )
     value = row[name]
     if not isinstance(value, str):
         raise ValueError(f"{name!r} is {str(value)[:80]} without quotes, but must be a text")
@@ -180,15 +209,20 @@ def check_longest(**lengths: int) -> None:
     """Raise ConfigError for a length that no example can have, by its name."""
     for name, length in lengths.items():
         if length > _LONGEST:
-            raise ConfigError(f"{name} is {length}, but examples have {_LONGEST:,} parts at most; lower it.")
+            raise ConfigError(
+                f"{name} is {length}, but examples have {_LONGEST:,} parts at most; lower it."
+            )
 
 
 def check_split(split: str) -> None:
     """Raise ConfigError if there is no split of this name."""
     if split not in get_args(Split):
-        raise ConfigError(f"The split is {split!r}, but must be 'train', 'valid' or 'test'; choose one of them.")
+        raise ConfigError(
+            f"The split is {split!r}, but must be 'train', 'valid' or 'test'; choose one of them."
+        )
 
 
 def _stable_hash(text: str) -> int:
-    """Hash the text to 64 bits, alike on every machine and in every process (Python's own hash is salted)."""
+    """Hash the text to 64 bits, alike on every machine and in every process (Python's own hash is
+    salted)."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

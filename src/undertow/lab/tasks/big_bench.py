@@ -1,4 +1,5 @@
-"""BIG-Bench Hard's multi-step arithmetic (Suzgun et al., 2022), read from its own file: for testing only."""
+"""BIG-Bench Hard's multi-step arithmetic (Suzgun et al., 2022), read from its own file: for testing
+only."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from typing import ClassVar, NamedTuple, get_args
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
-from undertow.lab.tasks.base import Task, Template, check_split, first_line, paper_prompt, text_field
+from undertow.lab.tasks.base import (
+    Task,
+    Template,
+    check_split,
+    first_line,
+    paper_prompt,
+    text_field,
+)
 from undertow.lab.tasks.example import Example, Split
 from undertow.reading import expanded, read_json, shown
 
@@ -21,12 +29,14 @@ _NUMBER = re.compile(r"[-+]?\d{1,1000}", re.ASCII)
 
 @dataclass(frozen=True)
 class BigBenchArithmetic(Task):
-    """250 expressions of signed digits, + - * and parentheses, such as `((-1 + 2 + 9 * 5) - (-2 + -4 + -4 * -7)) =`.
+    """250 expressions of signed digits, + - * and parentheses, such as `((-1 + 2 + 9 * 5) - (-2 +
+    -4 + -4 * -7)) =`.
 
-    The file is the benchmark's `multistep_arithmetic_two.json`: an object with a list `examples` of objects with the texts
-    `input` and `target`. Prompts are those of `arithmetic`, and the answer is the value modulo 10, so that a model
-    trained on that task can be tested; with `modulo: false` it is the value itself, as in the benchmark. Unlike that
-    task's, these expressions leave out parentheses that the order of operations makes needless.
+    The file is the benchmark's `multistep_arithmetic_two.json`: an object with a list `examples` of
+    objects with the texts `input` and `target`. Prompts are those of `arithmetic`, and the answer
+    is the value modulo 10, so that a model trained on that task can be tested; with `modulo: false`
+    it is the value itself, as in the benchmark. Unlike that task's, these expressions leave out
+    parentheses that the order of operations makes needless.
 
     An example's length is its number of operands.
     """
@@ -42,7 +52,9 @@ class BigBenchArithmetic(Task):
 
     def __post_init__(self) -> None:
         if self.template not in get_args(Template):
-            raise ConfigError(f"template is {self.template!r}, but must be 'paper' or 'bare'; choose one of them.")
+            raise ConfigError(
+                f"template is {self.template!r}, but must be 'paper' or 'bare'; choose one of them."
+            )
 
     def size(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> int:
         """How many expressions the test split holds; raises ConfigError for the others."""
@@ -51,7 +63,9 @@ class BigBenchArithmetic(Task):
     def example(self, split: Split, index: int, length: int | None = None) -> Example:
         """See `Task.example`; `length` must be None."""
         if length is not None:
-            raise ConfigError(f"length is {length}, but {self.kind} reads a file as it is; leave length out.")
+            raise ConfigError(
+                f"length is {length}, but {self.kind} reads a file as it is; leave length out."
+            )
         expressions = self._expressions(split)
         if not 0 <= index < len(expressions):
             raise DataError(
@@ -63,11 +77,14 @@ class BigBenchArithmetic(Task):
         operands = len(re.findall(r"\d+", text))
         if self.template == "bare":
             return Example(text.replace(" ", ""), str(answer), operands)
-        question = "Evaluate this expression modulo 10." if self.modulo else "Evaluate this expression."
+        question = (
+            "Evaluate this expression modulo 10." if self.modulo else "Evaluate this expression."
+        )
         return Example(paper_prompt(question, text), f" {answer}", operands)
 
     def score(self, example: Example, generated_text: str) -> bool:
-        """Whether the first line of the generated text is the answer and nothing else but blanks."""
+        """Whether the first line of the generated text is the answer and nothing else but
+        blanks."""
         return first_line(generated_text) == example.completion.strip()
 
     def choices(self) -> tuple[str, ...]:
@@ -84,14 +101,22 @@ class BigBenchArithmetic(Task):
     def _expressions(self, split: Split) -> tuple[_Expression, ...]:
         check_split(split)
         if split != "test":
-            raise ConfigError(f"{self.kind} is a benchmark and has no {split} split; train on arithmetic and test on this.")
+            raise ConfigError(
+                f"{self.kind} is a benchmark and has no {split} split; train on arithmetic and "
+                "test on this."
+            )
         if self.test is None:
-            raise ConfigError(f"The test split needs the field 'test' of {self.kind}; give it the path of the JSON file.")
+            raise ConfigError(
+                f"The test split needs the field 'test' of {self.kind}; give it the path of the "
+                "JSON file."
+            )
         file = expanded(self.test)
         try:
             return _read(file, file.stat().st_mtime_ns)
         except OSError as error:
-            raise DataError(f"{self.test} cannot be read ({error.strerror}); check the path of the test file.") from error
+            raise DataError(
+                f"{self.test} cannot be read ({error.strerror}); check the path of the test file."
+            ) from error
 
 
 class _Expression(NamedTuple):
@@ -109,14 +134,23 @@ def _read(path: Path, modified: int) -> tuple[_Expression, ...]:
     found = []
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise DataError(f"{path}, example {number}: expected the texts 'input' and 'target', found {str(row)[:80]!r}.")
+            raise DataError(
+                f"{path}, example {number}: expected the texts 'input' and 'target', found "
+                f"{str(row)[:80]!r}."
+            )
         try:
             text, target = text_field(row, "input"), text_field(row, "target")
         except ValueError as error:
             raise DataError(f"{path}, example {number}: {error}; correct or remove it.") from error
         if not _EXPRESSION.fullmatch(text):
-            raise DataError(f"{path}, example {number}: expected numbers, + - * and () as 'input', found {text[:80]!r}.")
+            raise DataError(
+                f"{path}, example {number}: expected numbers, + - * and () as 'input', found "
+                f"{text[:80]!r}."
+            )
         if not _NUMBER.fullmatch(target.strip()):
-            raise DataError(f"{path}, example {number}: expected a whole number as 'target', found {shown(target)}.")
+            raise DataError(
+                f"{path}, example {number}: expected a whole number as 'target', found "
+                f"{shown(target)}."
+            )
         found.append(_Expression(text.strip(), int(target)))
     return tuple(found)

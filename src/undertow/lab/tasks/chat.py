@@ -1,4 +1,5 @@
-"""Conversations to fine-tune on, such as OpenMathReasoning: the loss on what the assistant says (T²MLR's retrofit)."""
+"""Conversations to fine-tune on, such as OpenMathReasoning: the loss on what the assistant says
+(T²MLR's retrofit)."""
 
 from __future__ import annotations
 
@@ -22,12 +23,14 @@ ROLES = ("system", "user", "assistant")
 class Chat(RowsTask):
     """Conversations in the tokenizer's own chat template; only the assistant's tokens carry loss.
 
-    Rows are JSON lines with `messages`, a list of objects with the texts `role` (system, user or assistant) and `content`,
-    or with OpenMathReasoning's `problem` and `generated_solution`, a question and its answer. Splits and `hub` are those of
-    `undertow.lab.tasks.rows.RowsTask`; without a `test` file, the test split is held out of train too.
+    Rows are JSON lines with `messages`, a list of objects with the texts `role` (system, user or
+    assistant) and `content`, or with OpenMathReasoning's `problem` and `generated_solution`, a
+    question and its answer. Splits and `hub` are those of `undertow.lab.tasks.rows.RowsTask`;
+    without a `test` file, the test split is held out of train too.
 
-    What the template puts before the assistant's turn, such as a header, is given, as when the model generates; what it
-    puts after its words, such as the token that ends a turn, is to be learnt. The parts are tokenized apart.
+    What the template puts before the assistant's turn, such as a header, is given, as when the
+    model generates; what it puts after its words, such as the token that ends a turn, is to be
+    learnt. The parts are tokenized apart.
     """
 
     kind: ClassVar[str] = "chat"
@@ -42,7 +45,9 @@ class Chat(RowsTask):
         if "messages" not in row and "problem" in row:
             for name in ("problem", "generated_solution"):
                 if not isinstance(row.get(name), str):
-                    raise ValueError(f"expected the texts 'problem' and 'generated_solution', found {shown(row)}")
+                    raise ValueError(
+                        f"expected the texts 'problem' and 'generated_solution', found {shown(row)}"
+                    )
             return (
                 {"role": "user", "content": row["problem"]},
                 {"role": "assistant", "content": row["generated_solution"]},
@@ -51,29 +56,46 @@ class Chat(RowsTask):
         if not isinstance(messages, list) or not messages:
             raise ValueError(f"expected a list of messages as 'messages', found {shown(row)}")
         for message in messages:
-            good = isinstance(message, dict) and message.get("role") in ROLES and isinstance(message.get("content"), str)
+            good = (
+                isinstance(message, dict)
+                and message.get("role") in ROLES
+                and isinstance(message.get("content"), str)
+            )
             if not good:
-                raise ValueError(f"expected a 'role' of {', '.join(ROLES)} and a text as 'content', found {shown(message)}")
+                raise ValueError(
+                    f"expected a 'role' of {', '.join(ROLES)} and a text as 'content', found "
+                    f"{shown(message)}"
+                )
         if not any(message["role"] == "assistant" for message in messages):
-            raise ValueError(f"expected a message of the assistant to learn from, found {shown(messages)}")
-        return tuple({"role": message["role"], "content": message["content"]} for message in messages)
+            raise ValueError(
+                f"expected a message of the assistant to learn from, found {shown(messages)}"
+            )
+        return tuple(
+            {"role": message["role"], "content": message["content"]} for message in messages
+        )
 
     def key(self, item: tuple[Message, ...]) -> str:
         """All that is said before the assistant's first words."""
         first = next(n for n, message in enumerate(item) if message["role"] == "assistant")
         return "\n".join(message["content"] for message in item[:first])
 
-    def encode(self, split: Split, index: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
-        """Return `input_ids` and `labels` of a conversation; labels are those of the assistant's tokens alone.
+    def encode(
+        self, split: Split, index: int, tokenizer: PreTrainedTokenizerBase
+    ) -> dict[str, list[int]]:
+        """Return `input_ids` and `labels` of a conversation; labels are those of the assistant's
+        tokens alone.
 
         Raises:
-            ConfigError: the tokenizer has no chat template, or one that changes what it wrote when messages are added.
+            ConfigError: the tokenizer has no chat template, or one that changes what it wrote when
+                messages are added.
             DataError: there is no such conversation, or the template refuses it.
         """
         input_ids: list[int] = []
         labels: list[int] = []
         for text, learnt in self._parts(split, index, tokenizer):
-            ids = known_ids(text, tokenizer, add_special_tokens=False)  # templates write special tokens themselves
+            ids = known_ids(
+                text, tokenizer, add_special_tokens=False
+            )  # templates write special tokens themselves
             input_ids += ids
             labels += ids if learnt else [IGNORED] * len(ids)
         return {"input_ids": input_ids, "labels": labels}
@@ -84,17 +106,23 @@ class Chat(RowsTask):
 
     def example(self, split: Split, index: int, length: int | None = None) -> NoReturn:
         """There are none: raises ConfigError."""
-        raise ConfigError(f"The {self.kind} task has conversations and no prompts with answers; use encode().")
+        raise ConfigError(
+            f"The {self.kind} task has conversations and no prompts with answers; use encode()."
+        )
 
     def score(self, example: Example, generated_text: str) -> NoReturn:
         """There is nothing to score: raises ConfigError."""
         raise ConfigError(f"The {self.kind} task has no answers to score; measure its loss.")
 
-    def _parts(self, split: Split, index: int, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
-        """The conversation as the template writes it, in parts that are given and parts that are learnt, in turn."""
+    def _parts(
+        self, split: Split, index: int, tokenizer: PreTrainedTokenizerBase
+    ) -> list[tuple[str, bool]]:
+        """The conversation as the template writes it, in parts that are given and parts that are
+        learnt, in turn."""
         if tokenizer.chat_template is None:
             raise ConfigError(
-                "the tokenizer has no chat template, which the chat task needs; use an instruction-tuned model's"
+                "the tokenizer has no chat template, which the chat task needs; use an "
+                "instruction-tuned model's"
             )
         messages = self.item(split, index)
         parts: list[tuple[str, bool]] = []
@@ -106,18 +134,27 @@ class Chat(RowsTask):
             through = self._written(messages[: number + 1], tokenizer, False, split, index)
             if not before.startswith(done) or not through.startswith(before):
                 raise ConfigError(
-                    "the tokenizer's chat template does not go on from what it wrote before, so the assistant's part cannot "
-                    "be told; use a template that does"
+                    "the tokenizer's chat template does not go on from what it wrote before, so "
+                    "the assistant's part cannot be told; use a template that does"
                 )
             parts += [(before[len(done) :], False), (through[len(before) :], True)]
             done = through
         return parts  # nothing is learnt of what follows the assistant's last words
 
     def _written(
-        self, messages: tuple[Message, ...], tokenizer: PreTrainedTokenizerBase, prompt: bool, split: Split, index: int
+        self,
+        messages: tuple[Message, ...],
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: bool,
+        split: Split,
+        index: int,
     ) -> str:
         try:
-            text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
+            text = tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=prompt
+            )
         except Exception as error:  # a template may raise any kind
-            raise DataError(f"the chat template refuses {self.kind} {split} example {index}: {error}") from error
+            raise DataError(
+                f"the chat template refuses {self.kind} {split} example {index}: {error}"
+            ) from error
         return str(text)

@@ -26,8 +26,9 @@ class TaskDataset(Dataset[dict[str, list[int]]]):
         count: how many; None takes all from `start` on, which needs a task that has an end.
         start: index of the first, for instance to resume a stream.
         max_tokens: the most tokens an example may have; None sets no limit.
-        overlong: what to do with longer ones: 'error' raises DataError when one is asked for; 'skip' encodes
-            every example once on construction, leaves the longer ones out, and counts them in `skipped`.
+        overlong: what to do with longer ones: 'error' raises DataError when one is asked for;
+            'skip' encodes every example once on construction, leaves the longer ones out, and
+            counts them in `skipped`.
 
     Raises ConfigError for a count or start outside the split.
     """
@@ -44,13 +45,17 @@ class TaskDataset(Dataset[dict[str, list[int]]]):
     ) -> None:
         check_split(split)
         if overlong not in ("error", "skip"):
-            raise ConfigError(f"overlong is {overlong!r}, but must be 'error' or 'skip'; choose one of them.")
+            raise ConfigError(
+                f"overlong is {overlong!r}, but must be 'error' or 'skip'; choose one of them."
+            )
         self.task, self.split, self.tokenizer, self.max_tokens = task, split, tokenizer, max_tokens
         self.indices: Sequence[int] = _indices(task, split, tokenizer, count, start)
         self.skipped = 0
         if overlong == "skip" and max_tokens is not None:
             asked = len(self.indices)
-            self.indices = [i for i in self.indices if len(self._encode(i)["input_ids"]) <= max_tokens]
+            self.indices = [
+                i for i in self.indices if len(self._encode(i)["input_ids"]) <= max_tokens
+            ]
             self.skipped = asked - len(self.indices)
 
     def __len__(self) -> int:
@@ -62,20 +67,24 @@ class TaskDataset(Dataset[dict[str, list[int]]]):
         tokens = len(item["input_ids"])
         if self.max_tokens is not None and tokens > self.max_tokens:
             raise DataError(
-                f"The {self.task.kind} {self.split} example {index} has {tokens} tokens, but at most {self.max_tokens} may "
-                "be read; leave such examples out: training.max_tokens in a recipe, overlong='skip' in Python."
+                f"The {self.task.kind} {self.split} example {index} has {tokens} tokens, but at "
+                f"most {self.max_tokens} may be read; leave such examples out: training.max_tokens "
+                "in a recipe, overlong='skip' in Python."
             )
         return item
 
     def example(self, position: int) -> Example:
-        """Return the example behind an item, for instance to score what a model generates for it."""
+        """Return the example behind an item, for instance to score what a model generates for
+        it."""
         return self.task.example(self.split, self.indices[position])
 
     def check_lengths(self, lengths: Sequence[int] | None = None) -> None:
-        """Encode the items that look too long, so that one that is raises DataError now and not when its turn comes.
+        """Encode the items that look too long, so that one that is raises DataError now and not
+        when its turn comes.
 
-        An item looks too long if its characters and a token at either end are more than `max_tokens`: few tokens have less
-        than one character. `lengths` are those of `lengths()`, where they are known already.
+        An item looks too long if its characters and a token at either end are more than
+        `max_tokens`: few tokens have less than one character. `lengths` are those of `lengths()`,
+        where they are known already.
         """
         if self.max_tokens is not None:
             for position, length in enumerate(self.lengths() if lengths is None else lengths):
@@ -83,7 +92,8 @@ class TaskDataset(Dataset[dict[str, list[int]]]):
                     self[position]
 
     def lengths(self) -> list[int]:
-        """Return a cheap measure of every item's length, for length bucketing; see `Task.rough_length`."""
+        """Return a cheap measure of every item's length, for length bucketing; see
+        `Task.rough_length`."""
         return [self.task.rough_length(self.split, index) for index in self.indices]
 
     def _encode(self, index: int) -> dict[str, list[int]]:
@@ -94,10 +104,11 @@ class TaskDataset(Dataset[dict[str, list[int]]]):
 class PadCollator:
     """Joins encoded examples into one batch, padded on the right.
 
-    A call takes a list of `encode`'s results and returns `input_ids`, `attention_mask` and `labels`, each
-    an int64 tensor [batch, tokens]. Padding has mask 0 and no loss. Where an example is packed, `position_ids` that
-    start again with each document take the place of the mask, which would keep transformers from telling documents apart;
-    padding then stands at position 0, a document of its own. A model must be called without a cache to see them.
+    A call takes a list of `encode`'s results and returns `input_ids`, `attention_mask` and
+    `labels`, each an int64 tensor [batch, tokens]. Padding has mask 0 and no loss. Where an example
+    is packed, `position_ids` that start again with each document take the place of the mask, which
+    would keep transformers from telling documents apart; padding then stands at position 0, a
+    document of its own. A model must be called without a cache to see them.
 
     Raises ConfigError if the tokenizer has neither a padding nor an EOS token.
     """
@@ -109,7 +120,9 @@ class PadCollator:
 
     def __post_init__(self) -> None:
         if self.pad_to_multiple < 1:
-            raise ConfigError(f"pad_to_multiple is {self.pad_to_multiple}, but must be at least 1; raise it.")
+            raise ConfigError(
+                f"pad_to_multiple is {self.pad_to_multiple}, but must be at least 1; raise it."
+            )
         self._pad_id()
 
     def __call__(self, items: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, torch.Tensor]:
@@ -131,37 +144,50 @@ class PadCollator:
             batch["position_ids"] = torch.zeros(shape, dtype=torch.long)
             for row, item in enumerate(items):
                 end = len(item["input_ids"])
-                batch["position_ids"][row, :end] = torch.tensor(item.get("position_ids", range(end)))
+                batch["position_ids"][row, :end] = torch.tensor(
+                    item.get("position_ids", range(end))
+                )
         return batch
 
     def _pad_id(self) -> int:
         for token in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return int(token)
-        raise ConfigError("The tokenizer has neither a padding nor an EOS token; set its pad_token.")
+        raise ConfigError(
+            "The tokenizer has neither a padding nor an EOS token; set its pad_token."
+        )
 
 
-def model_inputs(batch: Mapping[str, torch.Tensor], device: torch.device | str) -> dict[str, torch.Tensor]:
+def model_inputs(
+    batch: Mapping[str, torch.Tensor], device: torch.device | str
+) -> dict[str, torch.Tensor]:
     """What of a batch a model is called with to get its logits: all but the labels."""
     return {name: tensor.to(device) for name, tensor in batch.items() if name != "labels"}
 
 
 def real_tokens(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Which tokens of a batch are no padding, [batch, tokens]. Of a packed row's end, positions of 0 count as padding."""
+    """Which tokens of a batch are no padding, [batch, tokens]. Of a packed row's end, positions of
+    0 count as padding."""
     if "attention_mask" in batch:
         return batch["attention_mask"].bool()
     return batch["position_ids"].flip(1).cumsum(1).flip(1) > 0
 
 
-def _indices(task: Task, split: Split, tokenizer: PreTrainedTokenizerBase, count: int | None, start: int) -> range:
+def _indices(
+    task: Task, split: Split, tokenizer: PreTrainedTokenizerBase, count: int | None, start: int
+) -> range:
     size = task.size(split, tokenizer)
     if count is None and size is None:
-        raise ConfigError(f"count is missing, but {task.kind} is generated without end; say how many examples to take.")
+        raise ConfigError(
+            f"count is missing, but {task.kind} is generated without end; say how many examples to "
+            "take."
+        )
     stop = size if count is None else start + count
     assert stop is not None
     if start < 0 or stop < start or (size is not None and stop > size):
         held = "has no end" if size is None else f"holds {size}"
         raise ConfigError(
-            f"start is {start} and count is {count}, but the {split} split of {task.kind} {held}; choose examples inside it."
+            f"start is {start} and count is {count}, but the {split} split of {task.kind} {held}; "
+            "choose examples inside it."
         )
     return range(start, stop)

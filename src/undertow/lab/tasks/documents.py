@@ -1,4 +1,5 @@
-"""Where text comes from: text files, rows of JSON files, or a data set that the package datasets loads."""
+"""Where text comes from: text files, rows of JSON files, or a data set that the package datasets
+loads."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Document(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """Files, each with its size and the time of its last change, or a data set; and the column with the text of a row."""
+    """Files, each with its size and the time of its last change, or a data set; and the column with
+    the text of a row."""
 
     files: tuple[tuple[Path, int, int], ...]
     hub: str | None
@@ -54,7 +56,8 @@ def documents(sources: Sources) -> Iterator[Document]:
     """Every document in order; those with nothing but blanks too.
 
     Raises:
-        DataError: a file cannot be read, is empty or no UTF-8, or a row has no text, which is named.
+        DataError: a file cannot be read, is empty or no UTF-8, or a row has no text, which is
+            named.
     """
     if sources.hub is not None:
         yield from _of_hub(sources.hub, sources.column)
@@ -76,7 +79,8 @@ def documents(sources: Sources) -> Iterator[Document]:
 
 
 def _of_hub(name: str, column: str) -> Iterator[Document]:
-    """A data set's own validation and test splits if it has both, or else its train split, divided by each text's hash."""
+    """A data set's own validation and test splits if it has both, or else its train split, divided
+    by each text's hash."""
     splits, own = load_splits(name, streaming=True)
     divided = len(own) < 3
     for split, theirs in own.items():
@@ -87,7 +91,8 @@ def _of_hub(name: str, column: str) -> Iterator[Document]:
 
 
 def streamed(rows: Iterable[Any], name: str) -> Iterator[Any]:
-    """The rows of a data set as they come; raises DataError where the hub or the network fails on the way."""
+    """The rows of a data set as they come; raises DataError where the hub or the network fails on
+    the way."""
     coming = iter(rows)
     while True:
         try:
@@ -95,7 +100,9 @@ def streamed(rows: Iterable[Any], name: str) -> Iterator[Any]:
         except StopIteration:
             return
         except Exception as error:  # hub, network and parser raise any kind
-            raise DataError(f"the data set {name} stopped coming: {str(error).partition(chr(10))[0]}; try again") from error
+            raise DataError(
+                f"the data set {name} stopped coming: {str(error).partition(chr(10))[0]}; try again"
+            ) from error
         yield row
 
 
@@ -103,7 +110,8 @@ def _text_of(row: object, column: str, where: str) -> str:
     text = row.get(column) if isinstance(row, dict) else None
     if not isinstance(text, str):
         raise DataError(
-            f"{where}: expected an object with a text as {column!r}, found {shown(row)}; correct it or set column."
+            f"{where}: expected an object with a text as {column!r}, found {shown(row)}; correct "
+            "it or set column."
         )
     return text
 
@@ -120,7 +128,8 @@ def _read(path: Path, modified: int) -> str:
 
 
 def _cut(text: str, start: int, percent: int) -> int:
-    """Where a split from `start` on ends: behind its last line break in the first `percent` of the text, if any."""
+    """Where a split from `start` on ends: behind its last line break in the first `percent` of the
+    text, if any."""
     limit = len(text) * percent // 100
     return text.rfind("\n", start, limit) + 1 or limit
 

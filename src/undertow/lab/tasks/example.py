@@ -19,5 +19,5 @@ class Example:
     length: int
     """The task's own size of this example: bits, operands, solution steps or group elements."""
     aligned: bool = False
-    """Whether the completion is one label for each symbol of the prompt, or for each of its last ones, at that
-    symbol's own position. Both then have one character a symbol."""
+    """Whether the completion is one label for each symbol of the prompt, or for each of its last
+    ones, at that symbol's own position. Both then have one character a symbol."""

@@ -1,4 +1,5 @@
-"""The graphs of ProsQA: drawn as the released questions were, as far as their statistics tell, and read from them."""
+"""The graphs of ProsQA: drawn as the released questions were, as far as their statistics tell, and
+read from them."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from typing import Any
 LETTERS = string.ascii_lowercase + string.ascii_uppercase
 _PEOPLE = "Alex Bob Carol Davis Eva Fae Gabriel Jack Max Oliver Polly Rex Sally Sam Stella Tom Wren"
 _STEMS = (
-    "bom boom brim chor dum fel fom ger gor grim gwom hil im jel jom ker lem lor num quim rem rom ror scrom shum ster "
-    "stor ter tim tum vum wor wum yer yim yum zhor zum"
+    "bom boom brim chor dum fel fom ger gor grim gwom hil im jel jom ker lem lor num quim rem rom "
+    "ror scrom shum ster stor ter tim tum vum wor wum yer yim yum zhor zum"
 )
 NAMES, KINDS = tuple(_PEOPLE.split()), tuple(f"{stem}pus" for stem in _STEMS.split())
 
 _NODES, _MEAN_PARENTS, _SHORTEST = 28, 1.5, 3
-# Which nodes a new one's parents are drawn from: those that only the first root reaches, only the second, or all.
+# Which nodes a new one's parents are drawn from: those that only the first root reaches, only the
+# second, or all.
 _ONLY_FIRST, _ONLY_SECOND = 0.35, 0.455
 
 
@@ -48,14 +50,17 @@ class Question:
 def draw_question(generator: random.Random) -> Question:
     """Draw graphs until one has a question of at least three steps, and put it in words.
 
-    The target is a leaf that only one root reaches, as far from it as any such leaf of either root; the wrong answer is
-    any leaf that only the other root reaches.
+    The target is a leaf that only one root reaches, as far from it as any such leaf of either root;
+    the wrong answer is any leaf that only the other root reaches.
     """
     while True:
         nodes, edges = _draw_graph(generator)
         distances = [distances_from(edges, root) for root in (0, 1)]
         inner = {a for a, _ in edges}
-        leaves = [[n for n in distances[r] if n > 1 and n not in inner and n not in distances[1 - r]] for r in (0, 1)]
+        leaves = [
+            [n for n in distances[r] if n > 1 and n not in inner and n not in distances[1 - r]]
+            for r in (0, 1)
+        ]
         if not all(leaves):
             continue
         farthest = [max(distances[r][n] for n in leaves[r]) for r in (0, 1)]
@@ -82,7 +87,8 @@ def distances_from(edges: Sequence[tuple[int, int]], root: int) -> dict[int, int
 
 
 def question_from_row(row: Any) -> Question:
-    """Read one released question. Raises ValueError if it lacks something or its graph does not bear out its answer."""
+    """Read one released question. Raises ValueError if it lacks something or its graph does not
+    bear out its answer."""
     try:
         texts = [str(row[key]) for key in ("question", "answer")]
         steps, symbols = (tuple(map(str, row[key])) for key in ("steps", "idx_to_symbol"))
@@ -90,10 +96,14 @@ def question_from_row(row: Any) -> Question:
         root, target, other = (int(row[key]) for key in ("root", "target", "neg_target"))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"expected question, answer, steps, idx_to_symbol, edges, root, target and neg_target ({error})"
+            "expected question, answer, steps, idx_to_symbol, edges, root, target and neg_target "
+            f"({error})"
         ) from error
     count = len(symbols)
-    if any(not 0 <= node < count for node in (root, target, other, *(node for edge in edges for node in edge))):
+    if any(
+        not 0 <= node < count
+        for node in (root, target, other, *(node for edge in edges for node in edge))
+    ):
         raise ValueError(f"a node lies outside the {count} symbols")
     if count > len(LETTERS):
         raise ValueError(f"it has {count} nodes, more than {len(LETTERS)}")
@@ -102,23 +112,35 @@ def question_from_row(row: Any) -> Question:
         raise ValueError("the graph leads to the wrong answer, or not to the right one")
     number = {symbol: node for node, symbol in enumerate(symbols)}
     path = tuple(number.get(step.rstrip(".").rpartition(" ")[2], -1) for step in steps)
-    if not path or any(edge not in set(edges) for edge in zip((root, *path), path, strict=False)) or path[-1] != target:
+    if (
+        not path
+        or any(edge not in set(edges) for edge in zip((root, *path), path, strict=False))
+        or path[-1] != target
+    ):
         raise ValueError("the steps do not lead from the root to the target")
     return Question(texts[0], texts[1], steps, symbols, edges, root, target, other, path)
 
 
 def _draw_graph(generator: random.Random) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """28 nodes, of which those that nothing leads to or from are left out: their number, and the edges (older, newer).
+    """28 nodes, of which those that nothing leads to or from are left out: their number, and the
+    edges (older, newer).
 
-    A node has a Poisson number of parents, of mean 1.5, preferring those far from a root. One without parents counts for
-    neither root. Found by comparison with the released files: see the test of the statistics.
+    A node has a Poisson number of parents, of mean 1.5, preferring those far from a root. One
+    without parents counts for neither root. Found by comparison with the released files: see the
+    test of the statistics.
     """
     first, second, everything = [0], [1], [0, 1]
     reached_by, depth = {0: 1, 1: 2}, {0: 0, 1: 0}
     edges = []
     for node in range(2, _NODES):
         share = generator.random()
-        pool = list(first if share < _ONLY_FIRST else second if share < _ONLY_FIRST + _ONLY_SECOND else everything)
+        pool = list(
+            first
+            if share < _ONLY_FIRST
+            else second
+            if share < _ONLY_FIRST + _ONLY_SECOND
+            else everything
+        )
         parents = []
         for _ in range(min(_poisson(generator), len(pool))):
             parents.append(generator.choices(pool, [1.5 * depth[each] + 1 for each in pool])[0])
@@ -131,7 +153,9 @@ def _draw_graph(generator: random.Random) -> tuple[int, tuple[tuple[int, int], .
         everything.append(node)
         if reached_by[node] in (1, 2):
             (first if reached_by[node] == 1 else second).append(node)
-    kept = {node: i for i, node in enumerate(sorted({0, 1} | {node for edge in edges for node in edge}))}
+    kept = {
+        node: i for i, node in enumerate(sorted({0, 1} | {node for edge in edges for node in edge}))
+    }
     return len(kept), tuple((kept[a], kept[b]) for a, b in edges)
 
 
@@ -143,7 +167,12 @@ def _poisson(generator: random.Random) -> int:
 
 
 def _worded(
-    generator: random.Random, nodes: int, edges: tuple[tuple[int, int], ...], root: int, target: int, other: int
+    generator: random.Random,
+    nodes: int,
+    edges: tuple[tuple[int, int], ...],
+    root: int,
+    target: int,
+    other: int,
 ) -> Question:
     """Name the nodes, people where nothing leads to a node, and write sentences and question."""
     named = {b for _, b in edges}
@@ -156,7 +185,12 @@ def _worded(
 
     distances, path = distances_from(edges, root), [target]
     while path[0] != root:
-        path.insert(0, generator.choice([a for a, b in edges if b == path[0] and distances.get(a) == distances[b] - 1]))
+        path.insert(
+            0,
+            generator.choice(
+                [a for a, b in edges if b == path[0] and distances.get(a) == distances[b] - 1]
+            ),
+        )
     options = generator.sample([symbols[target], symbols[other]], k=2)
     sentences = [sentence(edge) for edge in generator.sample(edges, k=len(edges))]
     return Question(

@@ -1,4 +1,5 @@
-"""Running products of group elements: state tracking with a label at every position (T²MLR; the S5 word problem)."""
+"""Running products of group elements: state tracking with a label at every position (T²MLR; the S5
+word problem)."""
 
 from __future__ import annotations
 
@@ -23,42 +24,50 @@ SYMBOLS += "".join(letter for letter in map(chr, range(0xC0, 0x100)) if letter.i
 
 @dataclass(frozen=True)
 class GroupTracking(GeneratedTask):
-    """Random elements of a group, min_length..max_length of them; the label of each position is the product so far.
+    """Random elements of a group, min_length..max_length of them; the label of each position is the
+    product so far.
 
-    The state starts as the identity and becomes `state ∘ x` with each element x, from left to right. For
-    permutations `(p ∘ q)(i) = p(q(i))`: the new state is the old one with its entries rearranged by x,
-    `[state[i] for i in x]`. Elements are drawn uniformly, and so is the length.
+    The state starts as the identity and becomes `state ∘ x` with each element x, from left to
+    right. For permutations `(p ∘ q)(i) = p(q(i))`: the new state is the old one with its entries
+    rearranged by x, `[state[i] for i in x]`. Elements are drawn uniformly, and so is the length.
 
-    S5 and A5 are not solvable, so constant-depth models are not expected to track them at all lengths; Z60 and
-    A4xZ5 have as many elements as A5, but are solvable. S3 is small enough to learn in minutes. Guessing is
-    right once in as many symbols as the group has elements.
+    S5 and A5 are not solvable, so constant-depth models are not expected to track them at all
+    lengths; Z60 and A4xZ5 have as many elements as A5, but are solvable. S3 is small enough to
+    learn in minutes. Guessing is right once in as many symbols as the group has elements.
     """
 
     kind: ClassVar[str] = "group_tracking"
     measured_by: ClassVar[Measure] = "labels"
 
     group: Group = "S5"
-    """S3 (6 elements), S5 (120), A5 (60), Z60 (60) or A4xZ5 (60): symmetric, alternating, cyclic, a direct product."""
+    """S3 (6 elements), S5 (120), A5 (60), Z60 (60) or A4xZ5 (60): symmetric, alternating, cyclic, a
+    direct product."""
     min_length: int = 1
     """Fewest elements in a sequence; at least 1."""
     max_length: int = 32
     """Most elements in a sequence; 32 in the T²MLR paper's retrieval task."""
     swaps: bool = False
-    """Draw only those elements of S3 or S5 that exchange two entries, and the identity: 11 of S5's 120. Every state is still
-    reached, but there are 120 times 11 transitions to learn in place of 120 times 120."""
+    """Draw only those elements of S3 or S5 that exchange two entries, and the identity: 11 of S5's
+    120. Every state is still reached, but there are 120 times 11 transitions to learn in place of
+    120 times 120."""
 
     def __post_init__(self) -> None:
         if self.group not in get_args(Group):
             raise ConfigError(
-                f"group is {self.group!r}, but must be one of {', '.join(get_args(Group))}; choose one of them."
+                f"group is {self.group!r}, but must be one of {', '.join(get_args(Group))}; choose "
+                "one of them."
             )
         if self.swaps and self.group not in ("S3", "S5"):
-            raise ConfigError(f"swaps is true, but {self.group} has no swap of two entries; use S3 or S5, or leave it out.")
+            raise ConfigError(
+                f"swaps is true, but {self.group} has no swap of two entries; use S3 or S5, or "
+                "leave it out."
+            )
         if self.min_length < 1:
             raise ConfigError(f"min_length is {self.min_length}, but must be at least 1; raise it.")
         if self.max_length < self.min_length:
             raise ConfigError(
-                f"max_length is {self.max_length}, but must be at least min_length, {self.min_length}; raise it."
+                f"max_length is {self.max_length}, but must be at least min_length, "
+                f"{self.min_length}; raise it."
             )
         check_longest(max_length=self.max_length)
 
@@ -66,7 +75,9 @@ class GroupTracking(GeneratedTask):
         """Draw one sequence; see `GeneratedTask.draw`."""
         count = generator.randint(self.min_length, self.max_length) if length is None else length
         table = multiplication_table(self.group)
-        elements = generator.choices(swaps(self.group) if self.swaps else range(len(table)), k=count)
+        elements = generator.choices(
+            swaps(self.group) if self.swaps else range(len(table)), k=count
+        )
         states, state = [], 0
         for element in elements:
             state = table[state][element]
@@ -82,8 +93,8 @@ class GroupTracking(GeneratedTask):
 def multiplication_table(group: Group) -> tuple[tuple[int, ...], ...]:
     """Return the table of a group: entry [a][b] is the number of a ∘ b. Element 0 is the identity.
 
-    Permutations are numbered in lexicographic order, starting from 0 1 2 ...; the elements (p, z) of A4xZ5 by p
-    first, then by z.
+    Permutations are numbered in lexicographic order, starting from 0 1 2 ...; the elements (p, z)
+    of A4xZ5 by p first, then by z.
     """
     match group:
         case "S3":
@@ -102,10 +113,16 @@ def multiplication_table(group: Group) -> tuple[tuple[int, ...], ...]:
 def swaps(group: Group) -> list[int]:
     """The numbers of the identity and of the permutations of S3 or S5 that exchange two entries."""
     elements = _permutations(3 if group == "S3" else 5)
-    return [number for number, p in enumerate(elements) if sum(i != entry for i, entry in enumerate(p)) in (0, 2)]
+    return [
+        number
+        for number, p in enumerate(elements)
+        if sum(i != entry for i, entry in enumerate(p)) in (0, 2)
+    ]
 
 
-def _table(elements: Sequence[Any], compose: Callable[[Any, Any], Any]) -> tuple[tuple[int, ...], ...]:
+def _table(
+    elements: Sequence[Any], compose: Callable[[Any, Any], Any]
+) -> tuple[tuple[int, ...], ...]:
     number = {element: i for i, element in enumerate(elements)}
     return tuple(tuple(number[compose(a, b)] for b in elements) for a in elements)
 

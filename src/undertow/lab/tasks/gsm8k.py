@@ -1,4 +1,5 @@
-"""GSM8K: grade-school word problems (Cobbe et al., 2021; TurboConn appendix A.4.3), read from local files."""
+"""GSM8K: grade-school word problems (Cobbe et al., 2021; TurboConn appendix A.4.3), read from local
+files."""
 
 from __future__ import annotations
 
@@ -23,13 +24,14 @@ _CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
 class GSM8K(RowsTask):
     """Word problems whose answer is a number, with or without their solution steps.
 
-    Files are JSON lines, either GSM8K's own (`question`, and `answer` with the steps, `####` and the
-    number) or with a list `steps`, or a text `cot`, beside a bare `answer`; or, ending in .txt, lines `question||<<a+b=c>>
-    ... #### number`. So GSM8K-Aug is read in its symbolic form (Deng et al., 2023; `hub: whynlp/gsm8k-aug`) and in its
-    form in natural language (`hub: zen-E/GSM8k-Aug-NL`). Splits and `hub` are those of `undertow.lab.tasks.rows.RowsTask`.
+    Files are JSON lines, either GSM8K's own (`question`, and `answer` with the steps, `####` and
+    the number) or with a list `steps`, or a text `cot`, beside a bare `answer`; or, ending in .txt,
+    lines `question||<<a+b=c>> ... #### number`. So GSM8K-Aug is read in its symbolic form (Deng et
+    al., 2023; `hub: whynlp/gsm8k-aug`) and in its form in natural language (`hub:
+    zen-E/GSM8k-Aug-NL`). Splits and `hub` are those of `undertow.lab.tasks.rows.RowsTask`.
 
-    Completions are ` 1200`, or ` <steps>\\n#### 1200` with the chain of thought; answers have no thousands
-    commas. An example's length is its number of solution steps.
+    Completions are ` 1200`, or ` <steps>\\n#### 1200` with the chain of thought; answers have no
+    thousands commas. An example's length is its number of solution steps.
     """
 
     kind: ClassVar[str] = "gsm8k"
@@ -39,27 +41,31 @@ class GSM8K(RowsTask):
     chain_of_thought: bool = False
     """Whether the completion holds the solution steps before the answer."""
     calculator_marks: bool = False
-    """Whether steps keep their <<48/2=24>> marks. Steps that consist of such marks only always keep them."""
+    """Whether steps keep their <<48/2=24>> marks. Steps that consist of such marks only always keep
+    them."""
     given_chain: bool = False
-    """Whether the prompt holds the chain of thought that `undertow chains` wrote for the question, so that only the final
-    answer is to be found (TurboConn, section 4.8)."""
+    """Whether the prompt holds the chain of thought that `undertow chains` wrote for the question,
+    so that only the final answer is to be found (TurboConn, section 4.8)."""
 
     def __post_init__(self) -> None:
         if self.given_chain and self.chain_of_thought:
             raise ConfigError(
-                "given_chain and chain_of_thought are both set, but a chain is either given or written; unset one"
+                "given_chain and chain_of_thought are both set, but a chain is either given or "
+                "written; unset one"
             )
 
     def example(self, split: Split, index: int, length: int | None = None) -> Example:
         """See `Task.example`; `length` must be None."""
         if length is not None:
-            raise ConfigError(f"length is {length}, but {self.kind} reads a file as it is; leave length out.")
+            raise ConfigError(
+                f"length is {length}, but {self.kind} reads a file as it is; leave length out."
+            )
         problem = self.item(split, index)
         if self.given_chain:
             if problem.chain is None:
                 raise DataError(
-                    f"{self.kind} {split} example {index} has no 'chain', which given_chain asks for; "
-                    "let undertow chains write the files."
+                    f"{self.kind} {split} example {index} has no 'chain', which given_chain asks "
+                    "for; let undertow chains write the files."
                 )
             text = f"{problem.question}\nReasoning: {problem.chain}"
             return Example(paper_prompt(_QUESTION, text), f" {problem.answer}", len(problem.steps))
@@ -68,7 +74,11 @@ class GSM8K(RowsTask):
     def row(self, split: Split, index: int) -> dict[str, Any]:
         """The problem of an example as a row of a file that this task reads."""
         problem = self.item(split, index)
-        return {"question": problem.question, "steps": list(problem.steps), "answer": problem.answer}
+        return {
+            "question": problem.question,
+            "steps": list(problem.steps),
+            "answer": problem.answer,
+        }
 
     def score(self, example: Example, generated_text: str) -> bool:
         """See `is_right_number`."""
@@ -76,7 +86,8 @@ class GSM8K(RowsTask):
 
     @staticmethod
     def split_chain(generated_text: str) -> tuple[str, bool]:
-        """The chain of thought in a generated text, without the answer after the last `####`, and whether it has one."""
+        """The chain of thought in a generated text, without the answer after the last `####`, and
+        whether it has one."""
         before, mark, _ = generated_text.rpartition(_ANSWER_MARK)
         return (before if mark else generated_text).strip(), bool(mark)
 
@@ -99,8 +110,11 @@ class Problem(NamedTuple):
     chain: str | None = None
 
 
-def write_problem(problem: Problem, chain_of_thought: bool, calculator_marks: bool = False) -> Example:
-    """Lay a problem out as the TurboConn paper does: ` 1200`, or ` <steps>\\n#### 1200`, is to follow the prompt."""
+def write_problem(
+    problem: Problem, chain_of_thought: bool, calculator_marks: bool = False
+) -> Example:
+    """Lay a problem out as the TurboConn paper does: ` 1200`, or ` <steps>\\n#### 1200`, is to
+    follow the prompt."""
     completion = f" {problem.answer}"
     if chain_of_thought:
         steps = [step if calculator_marks else _without_marks(step) for step in problem.steps]
@@ -109,7 +123,8 @@ def write_problem(problem: Problem, chain_of_thought: bool, calculator_marks: bo
 
 
 def is_right_number(example: Example, generated_text: str, chain_of_thought: bool) -> bool:
-    """Whether the generated answer is the example's number: 1,200 equals 1200.0; `1200 dollars` is no number.
+    """Whether the generated answer is the example's number: 1,200 equals 1200.0; `1200 dollars` is
+    no number.
 
     With the chain of thought the answer is what follows the last `####`, otherwise the first line.
     """
@@ -122,16 +137,23 @@ def is_right_number(example: Example, generated_text: str, chain_of_thought: boo
 
 
 def parse_problem(row: Any) -> Problem:
-    """Make a problem of a row in one of the forms that `GSM8K` reads. Raises ValueError if it is malformed."""
+    """Make a problem of a row in one of the forms that `GSM8K` reads. Raises ValueError if it is
+    malformed."""
     if not isinstance(row, dict):
-        raise ValueError(f"expected an object with the texts 'question' and 'answer', found {shown(row)}")
+        raise ValueError(
+            f"expected an object with the texts 'question' and 'answer', found {shown(row)}"
+        )
     question, answer = text_field(row, "question"), text_field(row, "answer")
     chain = row.get("chain")
     if chain is not None and not isinstance(chain, str):
         raise ValueError(f"expected a text as 'chain', found {shown(str(chain))}")
     if "steps" in row:
-        if not isinstance(row["steps"], list) or not all(isinstance(step, str) for step in row["steps"]):
-            raise ValueError(f"expected a list of texts as 'steps', found {shown(str(row['steps']))}")
+        if not isinstance(row["steps"], list) or not all(
+            isinstance(step, str) for step in row["steps"]
+        ):
+            raise ValueError(
+                f"expected a list of texts as 'steps', found {shown(str(row['steps']))}"
+            )
         return Problem(question.strip(), tuple(row["steps"]), " ", _checked(answer), chain)
     if "cot" in row:
         if not isinstance(row["cot"], str):
@@ -150,7 +172,8 @@ def _lines(text: str) -> tuple[str, ...]:
 
 
 def _steps_of(text: str) -> tuple[tuple[str, ...], str]:
-    """The steps of a chain of thought in one text, and what they are joined with: marks alone, or lines."""
+    """The steps of a chain of thought in one text, and what they are joined with: marks alone, or
+    lines."""
     if not _CALCULATOR_MARK.sub("", text).strip():
         return tuple(_CALCULATOR_MARK.findall(text)), " "
     return _lines(text), "\n"
@@ -165,7 +188,9 @@ def _parse_text(line: str) -> Problem:
         raise ValueError(f"expected 'question||steps #### answer', found {shown(line)}")
     if _CALCULATOR_MARK.sub("", solution).strip():
         raise ValueError(f"expected steps of the form <<a+b=c>>, found {shown(solution)}")
-    return Problem(question.strip(), tuple(_CALCULATOR_MARK.findall(solution)), " ", _checked(number))
+    return Problem(
+        question.strip(), tuple(_CALCULATOR_MARK.findall(solution)), " ", _checked(number)
+    )
 
 
 def _checked(text: str) -> str:
@@ -176,7 +201,8 @@ def _checked(text: str) -> str:
 
 
 def _number(text: str) -> str | None:
-    """Return the text without commas and blanks if that leaves a plain decimal number, else None."""
+    """Return the text without commas and blanks if that leaves a plain decimal number, else
+    None."""
     text = text.strip().replace(",", "")
     return text if _NUMBER.fullmatch(text) else None
 

@@ -1,4 +1,5 @@
-"""GSM-Symbolic: word problems of GSM8K with names and numbers drawn anew (Mirzadeh et al., 2024), by reasoning-gym."""
+"""GSM-Symbolic: word problems of GSM8K with names and numbers drawn anew (Mirzadeh et al., 2024),
+by reasoning-gym."""
 
 from __future__ import annotations
 
@@ -17,13 +18,15 @@ _ATTEMPTS = 5000
 
 @dataclass(frozen=True)
 class GSMSymbolic(GeneratedTask):
-    """Problems drawn from some 85 templates of grade-school mathematics, in GSM8K's layout and scored as `GSM8K` is.
+    """Problems drawn from some 85 templates of grade-school mathematics, in GSM8K's layout and
+    scored as `GSM8K` is.
 
-    They are those of the package reasoning-gym, which this task needs, so other versions of it may draw other problems.
-    The splits share no question, but they do share templates: a model is tested on new numbers, not on new stories.
+    They are those of the package reasoning-gym, which this task needs, so other versions of it may
+    draw other problems. The splits share no question, but they do share templates: a model is
+    tested on new numbers, not on new stories.
 
-    Completions are ` 70`, or ` <steps>\\n#### 70` with the chain of thought. An example's length is its number of solution
-    steps.
+    Completions are ` 70`, or ` <steps>\\n#### 70` with the chain of thought. An example's length is
+    its number of solution steps.
     """
 
     kind: ClassVar[str] = "gsm_symbolic"
@@ -45,7 +48,9 @@ class GSMSymbolic(GeneratedTask):
             example = write_problem(parse_problem(row), self.chain_of_thought)
             if length is None or example.length == length:
                 return example
-        raise DataError(f"None of {_ATTEMPTS} problems of {self.kind} takes {length} steps; ask for 2 to 5.")
+        raise DataError(
+            f"None of {_ATTEMPTS} problems of {self.kind} takes {length} steps; ask for 2 to 5."
+        )
 
     def score(self, example: Example, generated_text: str) -> bool:
         """See `undertow.lab.tasks.gsm8k.is_right_number`."""
@@ -60,7 +65,8 @@ def _one_of_reasoning_gym(seed: int) -> dict[str, Any]:
         import reasoning_gym
     except ImportError as error:
         raise ConfigError(
-            f"{GSMSymbolic.kind} needs the package reasoning-gym; install it with: pip install 'undertow[reasoning-gym]'"
+            f"{GSMSymbolic.kind} needs the package reasoning-gym; install it with: pip install "
+            "'undertow[reasoning-gym]'"
         ) from error
     entry: dict[str, Any] = reasoning_gym.create_dataset("gsm_symbolic", seed=seed, size=1)[0]
     return entry

@@ -17,8 +17,9 @@ _QUESTION = "Output the parity of this sequence."
 class Parity(PromptedTask):
     """Random bits, min_length..max_length of them; the answer is 1 if the number of ones is odd.
 
-    The 'paper' template writes `Input: 1 0 0 1` and completes it with ` 0`; 'bare' writes `1001=` and `0`.
-    An example's length is its number of bits, drawn uniformly. Guessing is right half the time.
+    The 'paper' template writes `Input: 1 0 0 1` and completes it with ` 0`; 'bare' writes `1001=`
+    and `0`. An example's length is its number of bits, drawn uniformly. Guessing is right half the
+    time.
     """
 
     kind: ClassVar[str] = "parity"
@@ -34,7 +35,8 @@ class Parity(PromptedTask):
             raise ConfigError(f"min_length is {self.min_length}, but must be at least 1; raise it.")
         if self.max_length < self.min_length:
             raise ConfigError(
-                f"max_length is {self.max_length}, but must be at least min_length, {self.min_length}; raise it."
+                f"max_length is {self.max_length}, but must be at least min_length, "
+                f"{self.min_length}; raise it."
             )
         check_longest(max_length=self.max_length)
 
@@ -53,4 +55,6 @@ class Parity(PromptedTask):
 
     def characters(self) -> str:
         """See `Task.characters`."""
-        return "".join(sorted(set("01=" if self.template == "bare" else paper_prompt(_QUESTION, "0 1"))))
+        return "".join(
+            sorted(set("01=" if self.template == "bare" else paper_prompt(_QUESTION, "0 1")))
+        )

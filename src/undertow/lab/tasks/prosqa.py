@@ -1,4 +1,5 @@
-"""ProsQA: which of two kinds is someone? Search in a graph of `is a` (Hao et al., 2024), generated or read from files."""
+"""ProsQA: which of two kinds is someone? Search in a graph of `is a` (Hao et al., 2024), generated
+or read from files."""
 
 from __future__ import annotations
 
@@ -23,16 +24,19 @@ _ATTEMPTS = 3000
 
 @dataclass(frozen=True)
 class ProsQA(PromptedTask):
-    """A shuffled list of who is what and what is what, and the question which of two kinds someone is.
+    """A shuffled list of who is what and what is what, and the question which of two kinds someone
+    is.
 
-    A split whose field names a file is read from that file, a JSON list as released (`question`, `answer`, `steps`,
-    `idx_to_symbol`, `edges`, `root`, `target`, `neg_target`); any other split is generated, without end, with the
-    statistics of the released files (see `undertow.lab.tasks.graphs`). One of the two kinds can be reached from the root and
-    the other cannot.
+    A split whose field names a file is read from that file, a JSON list as released (`question`,
+    `answer`, `steps`, `idx_to_symbol`, `edges`, `root`, `target`, `neg_target`); any other split is
+    generated, without end, with the statistics of the released files (see
+    `undertow.lab.tasks.graphs`). One of the two kinds can be reached from the root and the other
+    cannot.
 
-    The 'paper' template is the released text: `Every gerpus is a terpus. ... Is Sally a hilpus or sterpus?`, answered
-    `Sally is a sterpus.`. 'bare' writes one random letter a node, `gt;sg;...;s?hp=`, answered `p`. An example's length is
-    the number of steps from root to answer, 3 or more. Guessing is right half the time.
+    The 'paper' template is the released text: `Every gerpus is a terpus. ... Is Sally a hilpus or
+    sterpus?`, answered `Sally is a sterpus.`. 'bare' writes one random letter a node,
+    `gt;sg;...;s?hp=`, answered `p`. An example's length is the number of steps from root to answer,
+    3 or more. Guessing is right half the time.
     """
 
     kind: ClassVar[str] = "prosqa"
@@ -58,27 +62,33 @@ class ProsQA(PromptedTask):
         if path is None:
             return super().example(split, index, length)
         if length is not None:
-            raise ConfigError(f"length is {length}, but the {split} split is read from {path} as it is; leave length out.")
+            raise ConfigError(
+                f"length is {length}, but the {split} split is read from {path} as it is; leave "
+                "length out."
+            )
         questions = _questions(path)
         if not 0 <= index < len(questions):
             raise DataError(
-                f"There is no {self.kind} example {index}, as the {split} split holds {len(questions)}; "
-                f"ask for a smaller index, counted from 0."
+                f"There is no {self.kind} example {index}, as the {split} split holds "
+                f"{len(questions)}; ask for a smaller index, counted from 0."
             )
         return self._written(questions[index], random.Random(index))
 
     def draw(self, generator: random.Random, length: int | None) -> Example:
-        """Draw one question; see `GeneratedTask.draw`. Raises DataError for a length that is not drawn."""
+        """Draw one question; see `GeneratedTask.draw`. Raises DataError for a length that is not
+        drawn."""
         for _ in range(_ATTEMPTS):
             question = draw_question(generator)
             if length is None or len(question.steps) == length:
                 return self._written(question, generator)
         raise DataError(
-            f"None of {_ATTEMPTS} graphs drawn for {self.kind} has an answer {length} steps from its root; ask for 3 to 6."
+            f"None of {_ATTEMPTS} graphs drawn for {self.kind} has an answer {length} steps from "
+            "its root; ask for 3 to 6."
         )
 
     def score(self, example: Example, generated_text: str) -> bool:
-        """Whether the final answer is the right one; with the chain of thought, what follows the last mark."""
+        """Whether the final answer is the right one; with the chain of thought, what follows the
+        last mark."""
         if not self.chain_of_thought:
             return super().score(example, generated_text)
         mark = "=" if self.template == "bare" else _ANSWER_MARK
@@ -86,16 +96,24 @@ class ProsQA(PromptedTask):
         return bool(found) and first_line(answer) == example.completion.rpartition(mark)[2].strip()
 
     def characters(self) -> str | None:
-        """The letters of the 'bare' template; None for 'paper', whose texts are long and want a pretrained tokenizer."""
+        """The letters of the 'bare' template; None for 'paper', whose texts are long and want a
+        pretrained tokenizer."""
         return "".join(sorted(LETTERS + ";?=")) if self.template == "bare" else None
 
     def _written(self, question: Question, generator: random.Random) -> Example:
         if self.template == "bare":
             letter = generator.sample(LETTERS, k=len(question.symbols))
-            edges = "".join(f"{letter[a]}{letter[b]};" for a, b in generator.sample(question.edges, k=len(question.edges)))
+            edges = "".join(
+                f"{letter[a]}{letter[b]};"
+                for a, b in generator.sample(question.edges, k=len(question.edges))
+            )
             first, second = generator.sample([question.target, question.other], k=2)
             prompt = f"{edges}{letter[question.root]}?{letter[first]}{letter[second]}="
-            path = "".join(letter[node] for node in question.path) + "=" if self.chain_of_thought else ""
+            path = (
+                "".join(letter[node] for node in question.path) + "="
+                if self.chain_of_thought
+                else ""
+            )
             return Example(prompt, path + letter[question.target], len(question.steps))
         steps = "\n".join(question.steps) + f"\n{_ANSWER_MARK} " if self.chain_of_thought else ""
         return Example(f"{question.text}\n", steps + question.answer, len(question.steps))

@@ -1,4 +1,5 @@
-"""S5-Retrieval: track a state, and look up its entry in a dictionary that the sequence itself brings (T²MLR, Figure 4)."""
+"""S5-Retrieval: track a state, and look up its entry in a dictionary that the sequence itself
+brings (T²MLR, Figure 4)."""
 
 from __future__ import annotations
 
@@ -20,17 +21,20 @@ DICTIONARY_END, BLANK, NO_ENTRY = "|", " ", "-"
 
 @dataclass(frozen=True)
 class GroupRetrieval(GeneratedTask):
-    """A random dictionary, then random elements of a group; the labels are each running product and its entry.
+    """A random dictionary, then random elements of a group; the labels are each running product and
+    its entry.
 
-    The dictionary is written as each key followed by its entry of `entry_length` random letters and digits, keys in
-    random order, and ends with `|`. Then comes each element followed by as many blanks as an entry has characters. At
-    the element's position the label is the product so far (as in group_tracking), at the blanks the entry of that
-    product, character by character; the dictionary has no labels. So nothing that the model writes is fed back, and each
-    state takes 1 + entry_length tokens: five in the paper.
+    The dictionary is written as each key followed by its entry of `entry_length` random letters and
+    digits, keys in random order, and ends with `|`. Then comes each element followed by as many
+    blanks as an entry has characters. At the element's position the label is the product so far (as
+    in group_tracking), at the blanks the entry of that product, character by character; the
+    dictionary has no labels. So nothing that the model writes is fed back, and each state takes 1 +
+    entry_length tokens: five in the paper.
 
-    With a dictionary of fewer keys than the group has elements, keys are drawn anew for each sequence. Elements stay
-    uniform, as a choice of those that lead to keys would give the state away; a state without an entry has the label `-` at
-    each blank. With retrieve = "action", elements are drawn from the keys, so that each has an entry.
+    With a dictionary of fewer keys than the group has elements, keys are drawn anew for each
+    sequence. Elements stay uniform, as a choice of those that lead to keys would give the state
+    away; a state without an entry has the label `-` at each blank. With retrieve = "action",
+    elements are drawn from the keys, so that each has an entry.
 
     An example's length is its number of elements, drawn uniformly.
     """
@@ -49,28 +53,32 @@ class GroupRetrieval(GeneratedTask):
     dictionary_size: int | None = None
     """Entries of the dictionary; one for each element of the group if left out, as in the paper."""
     retrieve: Literal["state", "action"] = "state"
-    """Whose entry to say: the running product's, as the paper's text has it, or the element's just read, as one released
-    generator does."""
+    """Whose entry to say: the running product's, as the paper's text has it, or the element's just
+    read, as one released generator does."""
 
     def __post_init__(self) -> None:
         for name, choices in (("group", get_args(Group)), ("retrieve", ("state", "action"))):
             if getattr(self, name) not in choices:
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}, but must be one of {', '.join(choices)}; choose one of them."
+                    f"{name} is {getattr(self, name)!r}, but must be one of {', '.join(choices)}; "
+                    "choose one of them."
                 )
         for name in ("min_length", "entry_length"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least 1; raise it.")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}, but must be at least 1; raise it."
+                )
         if self.max_length < self.min_length:
             raise ConfigError(
-                f"max_length is {self.max_length}, but must be at least min_length, {self.min_length}; raise it."
+                f"max_length is {self.max_length}, but must be at least min_length, "
+                f"{self.min_length}; raise it."
             )
         check_longest(max_length=self.max_length, entry_length=self.entry_length)
         elements = len(multiplication_table(self.group))
         if self.dictionary_size is not None and not 1 <= self.dictionary_size <= elements:
             raise ConfigError(
-                f"dictionary_size is {self.dictionary_size}, but must be between 1 and the {elements} elements of "
-                f"{self.group}; change it."
+                f"dictionary_size is {self.dictionary_size}, but must be between 1 and the "
+                f"{elements} elements of {self.group}; change it."
             )
 
     def draw(self, generator: random.Random, length: int | None) -> Example:
@@ -78,12 +86,18 @@ class GroupRetrieval(GeneratedTask):
         count = generator.randint(self.min_length, self.max_length) if length is None else length
         table = multiplication_table(self.group)
         keys = generator.sample(range(len(table)), k=self.dictionary_size or len(table))
-        entries = {key: "".join(generator.choices(ENTRY_ALPHABET, k=self.entry_length)) for key in keys}
-        elements = generator.choices(keys if self.retrieve == "action" else range(len(table)), k=count)
+        entries = {
+            key: "".join(generator.choices(ENTRY_ALPHABET, k=self.entry_length)) for key in keys
+        }
+        elements = generator.choices(
+            keys if self.retrieve == "action" else range(len(table)), k=count
+        )
         labels, state = [], 0
         for element in elements:
             state = table[state][element]
-            entry = entries.get(element if self.retrieve == "action" else state, NO_ENTRY * self.entry_length)
+            entry = entries.get(
+                element if self.retrieve == "action" else state, NO_ENTRY * self.entry_length
+            )
             labels.append(ELEMENTS[state] + entry)
         dictionary = "".join(ELEMENTS[key] + entry for key, entry in entries.items())
         asked = "".join(ELEMENTS[element] + BLANK * self.entry_length for element in elements)

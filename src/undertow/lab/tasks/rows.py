@@ -1,4 +1,5 @@
-"""Tasks whose items are the rows of local files, or of a data set that the package datasets loads."""
+"""Tasks whose items are the rows of local files, or of a data set that the package datasets
+loads."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from undertow.reading import MalformedError, expanded, parse_json, read_json, re
 
 
 class LeftOutError(Exception):
-    """What `RowsTask.parse` raises for a row that is well-formed but no item; its text says why, for the count."""
+    """What `RowsTask.parse` raises for a row that is well-formed but no item; its text says why,
+    for the count."""
 
 
 class Loaded(NamedTuple):
@@ -31,11 +33,13 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True)
 class RowsTask(Task):
-    """A task that reads rows: JSON lines, a JSON list in a .json file, or lines of text in a .txt file.
+    """A task that reads rows: JSON lines, a JSON list in a .json file, or lines of text in a .txt
+    file.
 
-    Without a `valid` file, the valid split is the twentieth of the train file whose `key` `undertow.lab.tasks.base.split_of`
-    puts into 'valid', and the train split is the rest. Instead of files, `hub` names a data set whose rows have the same
-    fields; it needs the package datasets. Its validation split, if it has one, is the valid split.
+    Without a `valid` file, the valid split is the twentieth of the train file whose `key`
+    `undertow.lab.tasks.base.split_of` puts into 'valid', and the train split is the rest. Instead
+    of files, `hub` names a data set whose rows have the same fields; it needs the package datasets.
+    Its validation split, if it has one, is the valid split.
     """
 
     items: ClassVar[str] = "rows"
@@ -50,8 +54,9 @@ class RowsTask(Task):
     valid: str | None = None
     """Path of a file for validation. If absent, a fixed twentieth of the train file is held out."""
     hub: str | None = None
-    """Name of a data set of the Hugging Face hub, for the splits without a file: path, path:configuration or, where what is
-    to be trained on is not called train, path:configuration:split. Or a folder that datasets can load."""
+    """Name of a data set of the Hugging Face hub, for the splits without a file: path,
+    path:configuration or, where what is to be trained on is not called train,
+    path:configuration:split. Or a folder that datasets can load."""
 
     @abstractmethod
     def parse(self, row: Any) -> Any:
@@ -70,7 +75,9 @@ class RowsTask(Task):
         """How many items the split holds; see `Task.size`."""
         return len(self._loaded(split).items)
 
-    def left_out(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> Mapping[str, int]:
+    def left_out(
+        self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> Mapping[str, int]:
         """See `Task.left_out`."""
         return self._loaded(split).left_out
 
@@ -79,8 +86,8 @@ class RowsTask(Task):
         items = self._loaded(split).items
         if not 0 <= index < len(items):
             raise DataError(
-                f"There is no {self.kind} example {index}, as the {split} split holds {len(items)}; "
-                f"ask for a smaller index, counted from 0."
+                f"There is no {self.kind} example {index}, as the {split} split holds "
+                f"{len(items)}; ask for a smaller index, counted from 0."
             )
         return items[index]
 
@@ -98,36 +105,56 @@ class RowsTask(Task):
         if path is None and self.hub is not None:
             return _load_hub(self, self.hub, split, held)
         if path is None:
-            raise ConfigError(f"The {split} split needs the field {name!r} of {self.kind}; give it the path of a file.")
+            raise ConfigError(
+                f"The {split} split needs the field {name!r} of {self.kind}; give it the path of a "
+                "file."
+            )
         try:
             file = expanded(path)
-            return _load_file(self, file, file.stat().st_mtime_ns, split if name == "train" else None, held)
+            return _load_file(
+                self, file, file.stat().st_mtime_ns, split if name == "train" else None, held
+            )
         except OSError as error:
-            raise DataError(f"{path} cannot be read ({error.strerror}); check the path of the {name} file.") from error
+            raise DataError(
+                f"{path} cannot be read ({error.strerror}); check the path of the {name} file."
+            ) from error
 
 
 @lru_cache(maxsize=8)
-def _load_file(task: RowsTask, path: Path, modified: int, part: Split | None, held: tuple[Split, ...] = ()) -> Loaded:
+def _load_file(
+    task: RowsTask, path: Path, modified: int, part: Split | None, held: tuple[Split, ...] = ()
+) -> Loaded:
     """Read a file, or a part of the train file; `modified` makes a changed one be read again."""
     if part is not None and held:
         return _part_of(task, _load_file(task, path, modified, None), part, held)
     found = _parsed(task, rows_of(path), "; correct or remove the line.")
     if not found.items:
-        raise DataError(f"{path} holds no {task.items}{_why(found.left_out)}; give a file with one a line.")
+        raise DataError(
+            f"{path} holds no {task.items}{_why(found.left_out)}; give a file with one a line."
+        )
     return found
 
 
 @lru_cache(maxsize=8)
 def _load_hub(task: RowsTask, name: str, split: Split, held: tuple[Split, ...]) -> Loaded:
-    """Read one split of a data set of the hub. The `held` ones that it does not have are held out of train."""
+    """Read one split of a data set of the hub. The `held` ones that it does not have are held out
+    of train."""
     splits, own = load_splits(name)
     held = tuple(each for each in held if each not in own)
     theirs = own.get("train" if split in held else split)
     if theirs is None:
-        raise DataError(f"the data set {name} has no {split} split, but {', '.join(splits)}; give a file for it.")
-    found = _parsed(task, ((f"{name}, {theirs} row {n}", row) for n, row in enumerate(splits[theirs])), ".")
+        raise DataError(
+            f"the data set {name} has no {split} split, but {', '.join(splits)}; give a file for "
+            "it."
+        )
+    found = _parsed(
+        task, ((f"{name}, {theirs} row {n}", row) for n, row in enumerate(splits[theirs])), "."
+    )
     if not found.items:
-        raise DataError(f"the {theirs} split of {name} holds no {task.items}{_why(found.left_out)}; give another data set.")
+        raise DataError(
+            f"the {theirs} split of {name} holds no {task.items}{_why(found.left_out)}; give "
+            "another data set."
+        )
     return _part_of(task, found, split, held) if theirs == own["train"] and held else found
 
 
@@ -146,7 +173,11 @@ def _parsed(task: RowsTask, rows: Iterable[tuple[str, Any]], mend: str) -> Loade
 def _part_of(task: RowsTask, whole: Loaded, part: Split, held: tuple[Split, ...]) -> Loaded:
     """The train part of all rows, or one that is held out of them."""
     splits = (split_of(task.key(item)) for item in whole.items)
-    kept = tuple(item for item, own in zip(whole.items, splits, strict=True) if (own if own in held else "train") == part)
+    kept = tuple(
+        item
+        for item, own in zip(whole.items, splits, strict=True)
+        if (own if own in held else "train") == part
+    )
     return Loaded(kept, whole.left_out if part == "train" else {})
 
 
@@ -178,15 +209,19 @@ def rows_of(path: Path) -> Iterator[tuple[str, Any]]:
 def _rows_of_list(path: Path) -> Iterator[tuple[str, Any]]:
     rows = read_json(path, mend="give JSON lines the ending .jsonl.")
     if not isinstance(rows, list):
-        raise DataError(f"{path} holds no list; give a JSON list of rows, or JSON lines with the ending .jsonl.")
+        raise DataError(
+            f"{path} holds no list; give a JSON list of rows, or JSON lines with the ending .jsonl."
+        )
     for number, row in enumerate(rows):
         yield f"{path}, row {number}", row
 
 
 def load_splits(name: str, streaming: bool = False) -> tuple[Any, dict[Split, str]]:
-    """The splits of a data set by name, of the hub or of a folder, and what it calls those of ours that it has.
+    """The splits of a data set by name, of the hub or of a folder, and what it calls those of ours
+    that it has.
 
-    `name` is path, path:configuration or path:configuration:split, where split is what stands for train.
+    `name` is path, path:configuration or path:configuration:split, where split is what stands for
+    train.
 
     Raises:
         ConfigError: the package datasets is missing.
@@ -195,20 +230,29 @@ def load_splits(name: str, streaming: bool = False) -> tuple[Any, dict[Split, st
     try:
         import datasets
     except ImportError as error:
-        raise ConfigError("hub needs the package datasets; install it with: pip install datasets") from error
+        raise ConfigError(
+            "hub needs the package datasets; install it with: pip install datasets"
+        ) from error
     path, _, rest = name.partition(":")
     configuration, _, train = rest.partition(":")
     try:
         splits = datasets.load_dataset(path, configuration or None, streaming=streaming)
     except Exception as error:  # hub, network and parser raise any kind
-        raise DataError(f"the data set {name} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+        raise DataError(
+            f"the data set {name} cannot be loaded: {str(error).partition(chr(10))[0]}"
+        ) from error
     train = train or "train"
     if train not in splits:
         raise DataError(
-            f"the data set {name} has no {train} split, but {', '.join(splits)}; name one as path:configuration:split."
+            f"the data set {name} has no {train} split, but {', '.join(splits)}; name one as "
+            "path:configuration:split."
         )
     own: dict[Split, str] = {"train": train}
-    others: tuple[tuple[str, Split], ...] = (("validation", "valid"), ("valid", "valid"), ("test", "test"))
+    others: tuple[tuple[str, Split], ...] = (
+        ("validation", "valid"),
+        ("valid", "valid"),
+        ("test", "test"),
+    )
     for theirs, split in others:
         if theirs in splits and theirs != train:
             own.setdefault(split, theirs)

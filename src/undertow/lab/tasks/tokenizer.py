@@ -16,18 +16,23 @@ def ids_of(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """Build a tokenizer whose tokens are `<pad>`, `<eos>`, `<unk>` and the given characters, in sorted order.
+    """Build a tokenizer whose tokens are `<pad>`, `<eos>`, `<unk>` and the given characters, in
+    sorted order.
 
-    It adds no token of its own to a text, decodes what it encoded exactly, and can be saved and then loaded
-    with `AutoTokenizer.from_pretrained`. Other characters become `<unk>`, which `undertow.lab.tasks.encode`
-    refuses in training data. It pads on the left, as `generate()` wants it; `PadCollator` pads on the right
-    for training.
+    It adds no token of its own to a text, decodes what it encoded exactly, and can be saved and
+    then loaded with `AutoTokenizer.from_pretrained`. Other characters become `<unk>`, which
+    `undertow.lab.tasks.encode` refuses in training data. It pads on the left, as `generate()` wants
+    it; `PadCollator` pads on the right for training.
 
     Raises ConfigError if there are no characters.
     """
     if not characters:
-        raise ConfigError("characters is empty, but a tokenizer needs at least one; give it task.characters().")
-    vocabulary = {token: i for i, token in enumerate([*_SPECIAL.values(), *sorted(set(characters))])}
+        raise ConfigError(
+            "characters is empty, but a tokenizer needs at least one; give it task.characters()."
+        )
+    vocabulary = {
+        token: i for i, token in enumerate([*_SPECIAL.values(), *sorted(set(characters))])
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_SPECIAL["unk_token"]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     # Without a decoder, tokens would be joined with blanks.

@@ -1,4 +1,5 @@
-"""Documents as one long row of token ids a split: in memory, or in files that are made once and mapped into it."""
+"""Documents as one long row of token ids a split: in memory, or in files that are made once and
+mapped into it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from undertow.lab.tasks.example import Split
 from undertow.reading import expanded, read_json
 
 SPLITS: tuple[Split, ...] = get_args(Split)
-# Characters that are tokenized at a time, and the rest of their last line; and characters handed over in one call.
+# Characters that are tokenized at a time, and the rest of their last line; and characters handed
+# over in one call.
 PIECE, CALL = 2**16, 2**20
 ABOUT = "about.json"
 
@@ -43,20 +45,27 @@ class Tokens(NamedTuple):
     empty: int
 
 
-def tokens_of(sources: Sources, tokenizer: PreTrainedTokenizerBase, cache: Path | None) -> dict[Split, Tokens]:
-    """The tokens of each split; made at the first call, and with a cache only at the first one of any process.
+def tokens_of(
+    sources: Sources, tokenizer: PreTrainedTokenizerBase, cache: Path | None
+) -> dict[Split, Tokens]:
+    """The tokens of each split; made at the first call, and with a cache only at the first one of
+    any process.
 
     Raises:
-        DataError: a document cannot be read, the tokenizer does not know a part of it, or the files cannot be written.
+        DataError: a document cannot be read, the tokenizer does not know a part of it, or the files
+            cannot be written.
         ConfigError: documents must end, but the tokenizer has no EOS token.
     """
     return _in_memory(sources, tokenizer) if cache is None else _on_disk(sources, tokenizer, cache)
 
 
 def encoded(
-    found: Iterable[Document], tokenizer: PreTrainedTokenizerBase, empty: Counter[Split] | None = None
+    found: Iterable[Document],
+    tokenizer: PreTrainedTokenizerBase,
+    empty: Counter[Split] | None = None,
 ) -> Iterator[tuple[Split, list[int]]]:
-    """Each document's split and token ids, with an EOS token where the text ends; those without text are counted in `empty`.
+    """Each document's split and token ids, with an EOS token where the text ends; those without
+    text are counted in `empty`.
 
     Raises:
         DataError, ConfigError: as `tokens_of`.
@@ -64,7 +73,10 @@ def encoded(
     waiting: list[tuple[Document, list[str]]] = []
     for document in found:
         if document.whole and tokenizer.eos_token_id is None:
-            raise ConfigError("The tokenizer has no EOS token, but documents must end with one; set its eos_token.")
+            raise ConfigError(
+                "The tokenizer has no EOS token, but documents must end with one; set its "
+                "eos_token."
+            )
         if not document.text.strip():
             if empty is not None:
                 empty[document.split] += document.whole
@@ -81,7 +93,9 @@ def _encoded(
 ) -> Iterator[tuple[Split, list[int]]]:
     texts = [piece for _, pieces in waiting for piece in pieces]
     # Many in one call: fast tokenizers then use every core.
-    found = iter(tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else ())
+    found = iter(
+        tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else ()
+    )
     for document, pieces in waiting:
         ids: list[int] = []
         for piece in pieces:
@@ -90,7 +104,8 @@ def _encoded(
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text in pieces of whole lines: a tokenizer's work on a text takes hundreds of times the text's memory."""
+    """The text in pieces of whole lines: a tokenizer's work on a text takes hundreds of times the
+    text's memory."""
     start = 0
     while start < len(text):
         end = text.find("\n", start + PIECE) + 1 or len(text)
@@ -107,12 +122,16 @@ def _in_memory(sources: Sources, tokenizer: PreTrainedTokenizerBase) -> dict[Spl
     found = {}
     for split, arrays in parts.items():
         starts = np.cumsum([0, *(len(array) for array in arrays)], dtype=np.int64)[:-1]
-        found[split] = Tokens(np.concatenate(arrays) if arrays else np.empty(0, np.uint16), starts, empty[split])
+        found[split] = Tokens(
+            np.concatenate(arrays) if arrays else np.empty(0, np.uint16), starts, empty[split]
+        )
     return found
 
 
 @lru_cache(maxsize=4)
-def _on_disk(sources: Sources, tokenizer: PreTrainedTokenizerBase, cache: Path) -> dict[Split, Tokens]:
+def _on_disk(
+    sources: Sources, tokenizer: PreTrainedTokenizerBase, cache: Path
+) -> dict[Split, Tokens]:
     folder = cache / _digest(sources, tokenizer)
     if not (folder / ABOUT).is_file():
         _write(sources, tokenizer, folder)
@@ -128,11 +147,15 @@ def _on_disk(sources: Sources, tokenizer: PreTrainedTokenizerBase, cache: Path) 
         }
         for split, tokens in found.items():
             if len(tokens.ids) != about["tokens"][split]:
-                raise ValueError(f"{split}.ids holds {len(tokens.ids)} tokens instead of {about['tokens'][split]}")
+                raise ValueError(
+                    f"{split}.ids holds {len(tokens.ids)} tokens instead of "
+                    f"{about['tokens'][split]}"
+                )
         return found
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"the tokens in {folder} cannot be read ({error}); remove that folder, to make them anew."
+            f"the tokens in {folder} cannot be read ({error}); remove that folder, to make them "
+            "anew."
         ) from error
 
 
@@ -145,7 +168,11 @@ def _write(sources: Sources, tokenizer: PreTrainedTokenizerBase, folder: Path) -
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".", suffix=".writing", dir=folder.parent))
         files: dict[Split, tuple[IO[bytes], IO[bytes]]] = {
-            split: ((temporary / f"{split}.ids").open("wb"), (temporary / f"{split}.starts").open("wb")) for split in SPLITS
+            split: (
+                (temporary / f"{split}.ids").open("wb"),
+                (temporary / f"{split}.starts").open("wb"),
+            )
+            for split in SPLITS
         }
         try:
             found = tqdm(documents(sources), desc="tokenizing", unit=" documents", leave=False)
@@ -169,7 +196,8 @@ def _write(sources: Sources, tokenizer: PreTrainedTokenizerBase, folder: Path) -
     except OSError as error:
         if not (folder / ABOUT).is_file():  # another process was not faster
             raise DataError(
-                f"the tokens could not be written to {folder} ({error}); see to its disk, or set cache."
+                f"the tokens could not be written to {folder} ({error}); see to its disk, or set "
+                "cache."
             ) from error
     finally:
         if temporary is not None:
@@ -185,11 +213,18 @@ def _id_type(tokenizer: PreTrainedTokenizerBase) -> type[np.unsignedinteger[Any]
 
 
 def _digest(sources: Sources, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A name for the tokens of these sources by this tokenizer. Of a folder with a data set every file counts."""
+    """A name for the tokens of these sources by this tokenizer. Of a folder with a data set every
+    file counts."""
     hub = None if sources.hub is None else expanded(sources.hub.partition(":")[0])
-    inside = sorted(path for path in hub.rglob("*") if path.is_file()) if hub is not None and hub.is_dir() else []
+    inside = (
+        sorted(path for path in hub.rglob("*") if path.is_file())
+        if hub is not None and hub.is_dir()
+        else []
+    )
     files = [(str(path.resolve()), size, modified) for path, size, modified in sources.files]
-    files += [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in inside]
+    files += [
+        (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in inside
+    ]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     words = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
     told = json.dumps([files, sources.hub, sources.column, tokenizer.eos_token_id, words])

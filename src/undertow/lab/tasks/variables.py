@@ -1,4 +1,5 @@
-"""Variable assignment: follow a chain of aliases to a value (T²MLR, Figure 6; after the reasoning primitives of Saunshi)."""
+"""Variable assignment: follow a chain of aliases to a value (T²MLR, Figure 6; after the reasoning
+primitives of Saunshi)."""
 
 from __future__ import annotations
 
@@ -17,19 +18,22 @@ _TASK = "Variable assignment. Follow the assignments and fill in the blank."
 
 @dataclass(frozen=True)
 class VariableAssignment(PromptedTask):
-    """Assignments in random order: values, a chain of aliases that ends at one of them, and aliases that lead astray.
+    """Assignments in random order: values, a chain of aliases that ends at one of them, and aliases
+    that lead astray.
 
-    `values` variables hold a random digit each. At depth d the asked variable is the first of d + 1 chain variables, each
-    an alias of the next and the last one of a value: d + 1 alias hops and one look-up of a value, as in the released
-    generator, so that depth 0 is already one hop. `distractors` more variables are aliases of any other variable each;
-    they may point at each other in circles, and none is on the way to the answer. Every name is one letter.
+    `values` variables hold a random digit each. At depth d the asked variable is the first of d + 1
+    chain variables, each an alias of the next and the last one of a value: d + 1 alias hops and one
+    look-up of a value, as in the released generator, so that depth 0 is already one hop.
+    `distractors` more variables are aliases of any other variable each; they may point at each
+    other in circles, and none is on the way to the answer. Every name is one letter.
 
-    The 'paper' template writes an assignment a line and asks `x=___`, completed with ` 7` after `Answer:`; 'bare' writes
-    `a=7;b=a;b=` and `7`. With the chain of thought the completion walks the chain, `a=7` here. An
-    example's length is its depth, drawn uniformly from min_depth..max_depth. Answering with the
-    commonest of the values shown is right about one time in four. Distractors matter: without them the one value whose
-    variable has an alias is the answer, and no chain need be followed; of the values that have one, a random one is right
-    about two times in five at the default sizes.
+    The 'paper' template writes an assignment a line and asks `x=___`, completed with ` 7` after
+    `Answer:`; 'bare' writes `a=7;b=a;b=` and `7`. With the chain of thought the completion walks
+    the chain, `a=7` here. An example's length is its depth, drawn uniformly from
+    min_depth..max_depth. Answering with the commonest of the values shown is right about one time
+    in four. Distractors matter: without them the one value whose variable has an alias is the
+    answer, and no chain need be followed; of the values that have one, a random one is right about
+    two times in five at the default sizes.
     """
 
     kind: ClassVar[str] = "variables"
@@ -50,17 +54,24 @@ class VariableAssignment(PromptedTask):
         super().__post_init__()
         for name, least in (("min_depth", 0), ("values", 1), ("distractors", 0)):
             if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least {least}; raise it.")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}, but must be at least {least}; raise it."
+                )
         if self.max_depth < self.min_depth:
-            raise ConfigError(f"max_depth is {self.max_depth}, but must be at least min_depth, {self.min_depth}; raise it.")
+            raise ConfigError(
+                f"max_depth is {self.max_depth}, but must be at least min_depth, {self.min_depth}; "
+                "raise it."
+            )
         self._check_names("max_depth", self.max_depth)
 
     def draw(self, generator: random.Random, length: int | None) -> Example:
-        """Draw one set of assignments; see `GeneratedTask.draw`. Raises ConfigError if there are too few letters."""
+        """Draw one set of assignments; see `GeneratedTask.draw`. Raises ConfigError if there are
+        too few letters."""
         depth = generator.randint(self.min_depth, self.max_depth) if length is None else length
         self._check_names("length", depth)
         used = self._used(depth)
-        # As few letters as do, so that a depth that fits the alphabet looks as the released generator's does.
+        # As few letters as do, so that a depth that fits the alphabet looks as the released
+        # generator's does.
         names = generator.sample(NAMES[: max(used, 26)], k=used)
         valued, chain, astray = (
             names[: self.values],
@@ -70,8 +81,13 @@ class VariableAssignment(PromptedTask):
         digits = {name: str(generator.randrange(10)) for name in valued}
         sink = generator.choice(valued)
         lines = [f"{name}={digit}" for name, digit in digits.items()]
-        lines += [f"{name}={following}" for name, following in zip(chain, [*chain[1:], sink], strict=True)]
-        lines += [f"{name}={generator.choice([other for other in names if other != name])}" for name in astray]
+        lines += [
+            f"{name}={following}" for name, following in zip(chain, [*chain[1:], sink], strict=True)
+        ]
+        lines += [
+            f"{name}={generator.choice([other for other in names if other != name])}"
+            for name in astray
+        ]
         generator.shuffle(lines)
         way = [*chain[1:], sink] if self.chain_of_thought else []
         answer = "=".join([*way, digits[sink]])
@@ -99,6 +115,6 @@ class VariableAssignment(PromptedTask):
         most = len(NAMES) - self._used(0)
         if depth > most:
             raise ConfigError(
-                f"{name} is {depth}, but {len(NAMES)} letters name {self.values} values, {self.distractors} distractors "
-                f"and a chain of depth {most} at most; lower it."
+                f"{name} is {depth}, but {len(NAMES)} letters name {self.values} values, "
+                f"{self.distractors} distractors and a chain of depth {most} at most; lower it."
             )

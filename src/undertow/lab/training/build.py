@@ -54,8 +54,8 @@ def build(recipe: Recipe, seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
     """The model of a recipe, recurrence attached, and its tokenizer.
 
     Raises:
-        ConfigError, CheckpointError, UnsupportedArchitectureError: the model cannot be made or loaded, or the recurrence
-            does not fit it.
+        ConfigError, CheckpointError, UnsupportedArchitectureError: the model cannot be made or
+            loaded, or the recurrence does not fit it.
     """
     torch.manual_seed(seed)
     if recipe.model.path is not None:
@@ -67,7 +67,8 @@ def build(recipe: Recipe, seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
 
 
 def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """The recipe's model with random weights: a native recurrent-depth one, or one of transformers' architectures."""
+    """The recipe's model with random weights: a native recurrent-depth one, or one of transformers'
+    architectures."""
     if recipe.depth is not None and recipe.depth.shape is not None:
         return native_model(recipe.depth, recipe.model, tokenizer)
     model = from_scratch(recipe.model, tokenizer)
@@ -75,11 +76,12 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def outline(recipe: Recipe) -> Any:
-    """The model of a recipe as `build` makes it, on the meta device: shapes and names, no weights, whatever its size.
+    """The model of a recipe as `build` makes it, on the meta device: shapes and names, no weights,
+    whatever its size.
 
     Raises:
-        ConfigError, CheckpointError, UnsupportedArchitectureError: as `build`, but that only `config.json` is read of a
-            pretrained model.
+        ConfigError, CheckpointError, UnsupportedArchitectureError: as `build`, but that only
+            `config.json` is read of a pretrained model.
     """
     with torch.device("meta"):
         if recipe.model.path is None:
@@ -88,7 +90,9 @@ def outline(recipe: Recipe) -> Any:
             try:
                 if Path(recipe.model.path).exists():
                     check_model_folder(Path(recipe.model.path))
-                model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model.path))
+                model = AutoModelForCausalLM.from_config(
+                    AutoConfig.from_pretrained(recipe.model.path)
+                )
             except UndertowError:
                 raise
             except Exception as error:  # transformers raises any kind
@@ -103,24 +107,31 @@ def equip(model: Any, recipe: Recipe) -> Any:
     if recipe.depth is not None and recipe.depth.looped is not None:
         attach(model, dataclasses.replace(recipe.depth.looped, depth=recipe.depth.mean))
     elif recipe.depth is not None and not loops(model):
-        raise ConfigError("depth says nothing of what to loop, and the model does not loop; set depth.looped or depth.shape")
+        raise ConfigError(
+            "depth says nothing of what to loop, and the model does not loop; set depth.looped or "
+            "depth.shape"
+        )
     if recipe.recurrence is not None:
         attach(model, recipe.recurrence, recipe.solver)
     elif has_recurrence(model):
         set_solver(model, recipe.solver)
     if recipe.depth is not None and recipe.depth.objective != "last" and recurs_in_time(model):
         raise ConfigError(
-            f"depth.objective {recipe.depth.objective} weighs the loss of every iteration, which a recurrence in time runs "
-            "again and again; use objective last, or leave out the recurrence"
+            f"depth.objective {recipe.depth.objective} weighs the loss of every iteration, which a "
+            "recurrence in time runs again and again; use objective last, or leave out the "
+            "recurrence"
         )
     return model if recipe.lora is None else with_adapters(model, recipe.lora)
 
 
 def count_parameters(model: Any) -> dict[str, int]:
-    """The parameters of a recipe's model: all, those that are trained, and of these the adapters' and the recurrence's."""
+    """The parameters of a recipe's model: all, those that are trained, and of these the adapters'
+    and the recurrence's."""
     named = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
     # PEFT trains a copy of the recurrence and keeps the one that it copied, which does nothing.
-    idle = sum(p.numel() for name, p in model.named_parameters() if ".recurrence.original_module." in name)
+    idle = sum(
+        p.numel() for name, p in model.named_parameters() if ".recurrence.original_module." in name
+    )
     return {
         "parameters": sum(p.numel() for p in model.parameters()) - idle,
         "trainable": sum(named.values()),
@@ -130,7 +141,8 @@ def count_parameters(model: Any) -> dict[str, int]:
 
 
 def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
-    """A pretrained model in fp32 and its tokenizer, from a folder or a hub name; adapters are merged into their base model.
+    """A pretrained model in fp32 and its tokenizer, from a folder or a hub name; adapters are
+    merged into their base model.
 
     Raises:
         CheckpointError: there is no model there, or it cannot be loaded.
@@ -145,7 +157,9 @@ def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         kind = "model"
-        loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, output_loading_info=True
+        )
         model, info = loaded
     except UndertowError:
         raise
@@ -154,7 +168,9 @@ def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
         raise CheckpointError(f"{what}: {first_line(error)}") from error
     if info["missing_keys"]:  # transformers would fill them with random numbers
         missing_keys = sorted(info["missing_keys"])
-        raise CheckpointError(f"{path} lacks {len(missing_keys)} weights of its model, {missing_keys[0]} among them")
+        raise CheckpointError(
+            f"{path} lacks {len(missing_keys)} weights of its model, {missing_keys[0]} among them"
+        )
     check_tokens(model, tokenizer, path)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -163,19 +179,25 @@ def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Look at a model's folder before transformers does, which would wait for a pipe and build any number of layers.
+    """Look at a model's folder before transformers does, which would wait for a pipe and build any
+    number of layers.
 
     Raises:
-        CheckpointError: there is no model config, it is malformed, or something in the folder is no file.
+        CheckpointError: there is no model config, it is malformed, or something in the folder is no
+            file.
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise CheckpointError(f"{folder} is no checkpoint: it has no config.json; give a folder that save_pretrained wrote")
+        raise CheckpointError(
+            f"{folder} is no checkpoint: it has no config.json; give a folder that save_pretrained "
+            "wrote"
+        )
     check_files(folder)
 
 
 def check_files(folder: Path) -> None:
-    """Refuse a folder that holds a pipe or a device, at which whoever reads it would wait, or a damaged config.
+    """Refuse a folder that holds a pipe or a device, at which whoever reads it would wait, or a
+    damaged config.
 
     Raises:
         CheckpointError: it does; damage is told with its line.
@@ -192,7 +214,8 @@ def check_files(folder: Path) -> None:
 
 
 def check_counts(config: Mapping[str, Any], where: str) -> None:
-    """Refuse numbers of layers or experts, each of which a module is built for, that no model has."""
+    """Refuse numbers of layers or experts, each of which a module is built for, that no model
+    has."""
     for key, value in config.items():
         if isinstance(value, dict):
             check_counts(value, where)
@@ -212,14 +235,16 @@ def check_tokens(model: Any, tokenizer: PreTrainedTokenizerBase, path: str) -> N
     needed = ids_of(tokenizer)
     if needed > rows:
         raise CheckpointError(
-            f"{path} has embeddings for {rows} tokens, but its tokenizer gives ids up to {needed - 1}; give the "
-            f"tokenizer that the model was trained with, or call model.resize_token_embeddings({needed}) and save it again"
+            f"{path} has embeddings for {rows} tokens, but its tokenizer gives ids up to "
+            f"{needed - 1}; give the tokenizer that the model was trained with, or call "
+            f"model.resize_token_embeddings({needed}) and save it again"
         )
 
 
 @takes_paths
 def load_adapter(folder: Path) -> tuple[Any, PreTrainedTokenizerBase]:
-    """The base model of an adapter with the adapter merged into it, its recurrence attached, and the base's tokenizer.
+    """The base model of an adapter with the adapter merged into it, its recurrence attached, and
+    the base's tokenizer.
 
     Raises:
         CheckpointError: the base model is not there or another one, or the adapter lacks weights.
@@ -228,27 +253,39 @@ def load_adapter(folder: Path) -> tuple[Any, PreTrainedTokenizerBase]:
         from peft import PeftConfig, PeftModel, get_peft_model_state_dict
         from peft.utils.save_and_load import load_peft_weights
     except ImportError as error:
-        raise ConfigError(f'{folder} needs the package peft; install it with: pip install "undertow[train]"') from error
+        raise ConfigError(
+            f'{folder} needs the package peft; install it with: pip install "undertow[train]"'
+        ) from error
     check_files(folder)
     try:
         base_path = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
         weights = load_peft_weights(str(folder), device="cpu")
     except Exception as error:  # json, peft and safetensors raise any kind
-        raise CheckpointError(f"the adapter in {folder} cannot be read: {first_line(error)}") from error
+        raise CheckpointError(
+            f"the adapter in {folder} cannot be read: {first_line(error)}"
+        ) from error
     if not base_path:
-        raise CheckpointError(f"{folder}/{ADAPTER} does not name its base model; set base_model_name_or_path there")
+        raise CheckpointError(
+            f"{folder}/{ADAPTER} does not name its base model; set base_model_name_or_path there"
+        )
     try:
         base, tokenizer = load(base_path)
     except CheckpointError as error:
-        raise CheckpointError(f"the base model of the adapter in {folder} is missing: {error}") from error
+        raise CheckpointError(
+            f"the base model of the adapter in {folder} is missing: {error}"
+        ) from error
     try:
         model = PeftModel.from_pretrained(base, str(folder))
     except UndertowError as error:
         raise CheckpointError(f"{folder}: {error}") from error
     except KeyError as error:  # what PEFT says of a missing weight of the recurrence
-        raise CheckpointError(f"the adapter in {folder} lacks weights, {error.args[0]} among them") from error
+        raise CheckpointError(
+            f"the adapter in {folder} lacks weights, {error.args[0]} among them"
+        ) from error
     except Exception as error:
-        raise CheckpointError(f"the adapter in {folder} does not fit {base_path}: {first_line(error)}") from error
+        raise CheckpointError(
+            f"the adapter in {folder} does not fit {base_path}: {first_line(error)}"
+        ) from error
     missing = sorted(set(get_peft_model_state_dict(model)) - set(weights))
     if missing:  # PEFT leaves others as they start
         raise CheckpointError(f"the adapter in {folder} lacks weights, {missing[0]} among them")
@@ -265,7 +302,9 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
     except Exception as error:  # transformers and tokenizers raise any kind
-        raise CheckpointError(f"no tokenizer could be loaded from {path}: {first_line(error)}") from error
+        raise CheckpointError(
+            f"no tokenizer could be loaded from {path}: {first_line(error)}"
+        ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
@@ -279,8 +318,8 @@ def tokenizer_for(recipe: Recipe) -> PreTrainedTokenizerBase:
     characters = recipe.task.characters()
     if characters is None:
         raise ConfigError(
-            f"task {recipe.task.kind} is free text, which needs a pretrained model's tokenizer; set model.path or "
-            "model.tokenizer"
+            f"task {recipe.task.kind} is free text, which needs a pretrained model's tokenizer; "
+            "set model.path or model.tokenizer"
         )
     return character_tokenizer(characters)
 
@@ -294,8 +333,8 @@ def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> A
     known = (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, LSTMConfig.model_type)
     if section.architecture not in known:
         raise ConfigError(
-            f"model.architecture {section.architecture!r} is no causal language model that transformers knows"
-            f"{nearest(section.architecture, known)}"
+            f"model.architecture {section.architecture!r} is no causal language model that "
+            f"transformers knows{nearest(section.architecture, known)}"
         )
     config_class = CONFIG_MAPPING[section.architecture]
     try:
@@ -323,7 +362,8 @@ def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> A
         raise
     except Exception as error:  # what shapes an architecture can have, only its own code knows
         raise ConfigError(
-            f"model.architecture {section.architecture!r} cannot be built from scratch in this shape: {first_line(error)}"
+            f"model.architecture {section.architecture!r} cannot be built from scratch in this "
+            f"shape: {first_line(error)}"
         ) from error
     return model
 
@@ -331,11 +371,16 @@ def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> A
 def vocabulary(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> int:
     needed = ids_of(tokenizer)
     if section.vocabulary is not None and section.vocabulary < needed:
-        raise ConfigError(f"model.vocabulary is {section.vocabulary}, but the tokenizer has {needed} tokens; raise it")
+        raise ConfigError(
+            f"model.vocabulary is {section.vocabulary}, but the tokenizer has {needed} tokens; "
+            "raise it"
+        )
     return section.vocabulary or needed
 
 
-def differently_named(section: ModelSection, config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+def differently_named(
+    section: ModelSection, config_class: type[PreTrainedConfig]
+) -> dict[str, Any]:
     """The settings that not every architecture has, under the names that it gives them.
 
     Raises:
@@ -352,12 +397,18 @@ def differently_named(section: ModelSection, config_class: type[PreTrainedConfig
         known = [name for name in names if hasattr(example, name)]
         value = getattr(section, key)
         if value is not None and not known:
-            raise ConfigError(f"model.{key} is set, but {section.architecture} has no such setting; remove it")
+            raise ConfigError(
+                f"model.{key} is set, but {section.architecture} has no such setting; remove it"
+            )
         found |= {name: defaults[key] if value is None else value for name in known}
-    if hasattr(example, "head_dim") and not isinstance(getattr(config_class, "head_dim", None), property):
+    if hasattr(example, "head_dim") and not isinstance(
+        getattr(config_class, "head_dim", None), property
+    ):
         found["head_dim"] = section.head_width or section.width // section.heads
     elif section.head_width is not None:
-        raise ConfigError(f"model.head_width is set, but {section.architecture} has no such setting; remove it")
+        raise ConfigError(
+            f"model.head_width is set, but {section.architecture} has no such setting; remove it"
+        )
     return found
 
 
@@ -367,26 +418,40 @@ def further(section: ModelSection, config_class: type[PreTrainedConfig]) -> dict
     Raises:
         ConfigError: the architecture has no such setting, or the section has a key for it.
     """
-    keys = {name: key for key, names in NAMES.items() for name in names} | {"head_dim": "head_width", **KEYS}
+    keys = {name: key for key, names in NAMES.items() for name in names} | {
+        "head_dim": "head_width",
+        **KEYS,
+    }
     known = [name for name in config_class().to_dict() if not name.startswith("_")]
     for name in section.settings:
         if name in keys:
-            raise ConfigError(f"model.settings holds {name}, which is model.{keys[name]} here; set that")
+            raise ConfigError(
+                f"model.settings holds {name}, which is model.{keys[name]} here; set that"
+            )
         check_counts({name: section.settings[name]}, "model.settings")
         if name not in known:
-            raise ConfigError(f"model.settings holds {name}, which {section.architecture} has not{nearest(name, known)}")
+            raise ConfigError(
+                f"model.settings holds {name}, which {section.architecture} has "
+                f"not{nearest(name, known)}"
+            )
     return section.settings
 
 
 def loops(model: Any) -> bool:
     """Whether the model has a recurrence in depth."""
-    return isinstance(model, HuginnForCausalLM) or any(".recurrence.loop" in name for name, _ in model.named_modules())
+    return isinstance(model, HuginnForCausalLM) or any(
+        ".recurrence.loop" in name for name, _ in model.named_modules()
+    )
 
 
 def context_of(model: Any) -> int | None:
     """The most tokens that a model is made to read; None if its config does not say."""
     config = getattr(model, "config", None)
-    found = None if config is None else getattr(config.get_text_config(), "max_position_embeddings", None)
+    found = (
+        None
+        if config is None
+        else getattr(config.get_text_config(), "max_position_embeddings", None)
+    )
     return found if isinstance(found, int) and found > 0 else None
 
 
@@ -407,7 +472,9 @@ def with_adapters(model: Any, section: LoRASection) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise ConfigError('lora needs the package peft; install it with: pip install "undertow[train]"') from error
+        raise ConfigError(
+            'lora needs the package peft; install it with: pip install "undertow[train]"'
+        ) from error
     head = model.get_output_embeddings()
     linear: dict[str, bool] = {}  # by name: whether any is not the head
     for name, module in model.named_modules():
@@ -417,8 +484,8 @@ def with_adapters(model: Any, section: LoRASection) -> Any:
     for target in section.targets or ():
         if target not in linear:
             raise ConfigError(
-                f"lora.targets names {target!r}, but the linear layers of the base model are {', '.join(sorted(linear))}"
-                f"{nearest(target, linear)}"
+                f"lora.targets names {target!r}, but the linear layers of the base model are "
+                f"{', '.join(sorted(linear))}{nearest(target, linear)}"
             )
     recurrence = has_recurrence(model)
     config = LoraConfig(
@@ -434,6 +501,7 @@ def with_adapters(model: Any, section: LoRASection) -> Any:
 
 
 def quiet_libraries() -> None:
-    """Keep the libraries' notes out of our own output; their errors still come through as exceptions."""
+    """Keep the libraries' notes out of our own output; their errors still come through as
+    exceptions."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()

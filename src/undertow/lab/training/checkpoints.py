@@ -1,4 +1,5 @@
-"""Checkpoints that prove themselves: written whole, with a manifest; the newest one that passes is resumed from."""
+"""Checkpoints that prove themselves: written whole, with a manifest; the newest one that passes is
+resumed from."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ KEPT = 2
 
 def checkpoints(folder: Path) -> list[Path]:
     """A run's checkpoints, whole or not, newest first."""
-    named = [path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdecimal() and path.is_dir()]
+    named = [
+        path
+        for path in folder.glob(f"{PREFIX}*")
+        if path.name.removeprefix(PREFIX).isdecimal() and path.is_dir()
+    ]
     return sorted(named, key=step_of, reverse=True)
 
 
@@ -58,7 +63,8 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def choose(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that proves itself, None if there is none at all; and what is to be said of others.
+    """The newest checkpoint that proves itself, None if there is none at all; and what is to be
+    said of others.
 
     Nothing is removed here: what cannot be read now may be readable later.
 
@@ -75,14 +81,15 @@ def choose(folder: Path) -> tuple[Path | None, list[str]]:
         return path, said + ([remark] if remark else [])
     if found:
         raise CheckpointError(
-            f"no checkpoint in {folder} can be resumed from ({'; '.join(said)}); restore one of them, or remove "
-            f"{'them' if len(found) > 1 else 'it'} to start anew"
+            f"no checkpoint in {folder} can be resumed from ({'; '.join(said)}); restore one of "
+            f"them, or remove {'them' if len(found) > 1 else 'it'} to start anew"
         )
     return None, []
 
 
 def prove(checkpoint: Path) -> str | None:
-    """Make sure that a checkpoint is what was saved; a remark, if it is of an older undertow and can show less.
+    """Make sure that a checkpoint is what was saved; a remark, if it is of an older undertow and
+    can show less.
 
     Raises:
         CheckpointError: it is not.
@@ -103,8 +110,8 @@ def prove(checkpoint: Path) -> str | None:
     for name, keys in STATES.items():
         check_state(checkpoint / name, keys)
     return (
-        f"{checkpoint.name} has no {MANIFEST}, as those of an older undertow: it is complete and can be read, but that it "
-        "is unchanged is not known"
+        f"{checkpoint.name} has no {MANIFEST}, as those of an older undertow: it is complete and "
+        "can be read, but that it is unchanged is not known"
     )
 
 
@@ -130,10 +137,19 @@ def step_in(path: Path) -> int:
     """
     try:
         state = TrainerState.load_from_json(str(path))
-        numbers = [state.global_step, state.max_steps, state.num_train_epochs, state.epoch or 0, state.train_batch_size]
+        numbers = [
+            state.global_step,
+            state.max_steps,
+            state.num_train_epochs,
+            state.epoch or 0,
+            state.train_batch_size,
+        ]
         if not all(isinstance(number, int | float) for number in numbers):
             raise TypeError
-        if not isinstance(state.log_history, list) or "TrainerControl" not in state.stateful_callbacks:
+        if (
+            not isinstance(state.log_history, list)
+            or "TrainerControl" not in state.stateful_callbacks
+        ):
             raise TypeError
         return state.global_step
     except FileNotFoundError as error:
@@ -166,7 +182,11 @@ def check_state(path: Path, keys: Iterable[str]) -> None:
 def infinite(named: Iterable[tuple[str, Any]]) -> Iterator[str]:
     """The names of tensors that hold a NaN or an infinity."""
     for name, tensor in named:
-        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if (
+            isinstance(tensor, torch.Tensor)
+            and tensor.is_floating_point()
+            and not torch.isfinite(tensor).all()
+        ):
             yield name
 
 
@@ -177,14 +197,24 @@ def fitting(checkpoint: str) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OSError, SafetensorError) as error:
+    except (
+        RuntimeError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        OSError,
+        SafetensorError,
+    ) as error:
         raise CheckpointError(
-            f"{checkpoint} does not fit this training: {error}; remove it if it is of another, or of an older undertow"
+            f"{checkpoint} does not fit this training: {error}; remove it if it is of another, or "
+            "of an older undertow"
         ) from error
 
 
 class ProvenCheckpoints:
-    """Mixed in before a Trainer: its checkpoints are written beside their place, proven, and put there whole.
+    """Mixed in before a Trainer: its checkpoints are written beside their place, proven, and put
+    there whole.
 
     `proven` are the steps of the last of them, oldest first. Older ones go only when there are two.
     """
@@ -217,9 +247,14 @@ class ProvenCheckpoints:
             SafetensorError,
             CheckpointError,
         ) as error:  # torch.save: RuntimeError for a full disk
-            on = f"goes on from the checkpoint before, of step {self.proven[-1]}" if self.proven else "starts anew"
+            on = (
+                f"goes on from the checkpoint before, of step {self.proven[-1]}"
+                if self.proven
+                else "starts anew"
+            )
             raise CheckpointError(
-                f"could not write a checkpoint in {folder}: {error}; when that is mended, the same run {on}"
+                f"could not write a checkpoint in {folder}: {error}; when that is mended, the same "
+                f"run {on}"
             ) from error
         finally:
             self._writing = None
@@ -232,14 +267,17 @@ class ProvenCheckpoints:
                         remove(path)
 
     def check_start(self) -> None:
-        """Make sure that a training starts from a sound model. Buffers may hold infinities, as masks do.
+        """Make sure that a training starts from a sound model. Buffers may hold infinities, as
+        masks do.
 
         Raises:
             CheckpointError: one of its weights is not finite.
         """
         trainer: Any = self
         for name in infinite(trainer.model.named_parameters()):
-            raise CheckpointError(f"the model's {name} is not finite before any training; load another model")
+            raise CheckpointError(
+                f"the model's {name} is not finite before any training; load another model"
+            )
         self.proven, self.masks = [], set(infinite(trainer.model.named_buffers()))
 
     def check_finite(self) -> None:
@@ -251,7 +289,11 @@ class ProvenCheckpoints:
         trainer: Any = self
         names = {parameter: name for name, parameter in trainer.model.named_parameters()}
         states = trainer.optimizer.state.items() if trainer.optimizer is not None else ()
-        optimised = ((f"the optimiser's {key} of {names[p]}", value) for p, state in states for key, value in state.items())
+        optimised = (
+            (f"the optimiser's {key} of {names[p]}", value)
+            for p, state in states
+            for key, value in state.items()
+        )
         for name in infinite(chain(trainer.model.state_dict().items(), optimised)):
             if name not in self.masks:
                 raise DivergedError(f"{name} is not finite after step {trainer.state.global_step}")
@@ -267,25 +309,38 @@ class ProvenCheckpoints:
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         trainer: Any = self
         weights = trainer.model.state_dict(keep_vars=True)
-        loaded = {weights[name].data_ptr() for name in weights.keys() - set(load_result.missing_keys)}
-        missing = [name for name in load_result.missing_keys if weights[name].data_ptr() not in loaded]  # but for tied ones
+        loaded = {
+            weights[name].data_ptr() for name in weights.keys() - set(load_result.missing_keys)
+        }
+        missing = [
+            name for name in load_result.missing_keys if weights[name].data_ptr() not in loaded
+        ]  # but for tied ones
         if missing or load_result.unexpected_keys:
             first = [*missing, *load_result.unexpected_keys][0]
-            raise CheckpointError(f"the checkpoint and the model have other weights: {first} is in one of them alone")
+            raise CheckpointError(
+                f"the checkpoint and the model have other weights: {first} is in one of them alone"
+            )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load both; their settings are the recipe's all the same, as a rate may have been lowered after a divergence."""
+        """Load both; their settings are the recipe's all the same, as a rate may have been lowered
+        after a divergence."""
         trainer: Any = self
         optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
         loaded = ("params", "lr")
-        own = [{key: group[key] for key in group if key not in loaded} for group in optimizer.param_groups]
+        own = [
+            {key: group[key] for key in group if key not in loaded}
+            for group in optimizer.param_groups
+        ]
         rates = list(scheduler.base_lrs)
         with fitting(str(checkpoint)):
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
         if checkpoint is None:
             return
         scheduler.base_lrs = rates
-        now = [rate * shape(scheduler.last_epoch) for rate, shape in zip(rates, scheduler.lr_lambdas, strict=True)]
+        now = [
+            rate * shape(scheduler.last_epoch)
+            for rate, shape in zip(rates, scheduler.lr_lambdas, strict=True)
+        ]
         for group, settings, rate in zip(optimizer.param_groups, own, now, strict=True):
             group.update(settings, lr=rate)
         scheduler._last_lr = now

@@ -1,4 +1,5 @@
-"""Turn checkpoints into recurrent-depth models on disk: a pretrained model looped, or Huginn's training weights imported."""
+"""Turn checkpoints into recurrent-depth models on disk: a pretrained model looped, or Huginn's
+training weights imported."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ PROBE = 8  # tokens that the converted model is compared on
 
 @takes_paths
 def loop_checkpoint(source: str, output: Path, looped: Looped) -> str:
-    """Loop the layers of the model in `source` and save it, tokenizer included, to `output`; what was done, in a sentence.
+    """Loop the layers of the model in `source` and save it, tokenizer included, to `output`; what
+    was done, in a sentence.
 
-    The picks are checked on the way: with the adapter as it starts, one iteration is the model with the picked layers only.
+    The picks are checked on the way: with the adapter as it starts, one iteration is the model with
+    the picked layers only.
 
     Raises:
         CheckpointError: there is no model there, or the folder cannot be written.
@@ -41,20 +44,30 @@ def loop_checkpoint(source: str, output: Path, looped: Looped) -> str:
     whole = len(looped.picked) == model.config.get_text_config().num_hidden_layers
     if whole and not torch.equal(found, expected):
         detach(model)
-        raise CheckpointError(f"one iteration of every layer does not reproduce the model in {source}; it was not saved")
+        raise CheckpointError(
+            f"one iteration of every layer does not reproduce the model in {source}; it was not "
+            "saved"
+        )
     with replacing_folder(Path(output)) as folder:
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
     total = model.config.get_text_config().num_hidden_layers
     left_out = total - len(looped.picked)
-    same = "; one iteration equals the model, bit for bit" if whole else f"; {left_out} of {total} layers are left out"
+    same = (
+        "; one iteration equals the model, bit for bit"
+        if whole
+        else f"; {left_out} of {total} layers are left out"
+    )
     shape = f"({len(looped.prelude)}, {len(looped.core)}, {len(looped.coda)})"
     return f"{output}: {shape} layers, {looped.depth} iterations{same}"
 
 
 @takes_paths
-def import_checkpoint(source: str, output: Path, config: Path | None = None, tokenizer: str | None = None) -> str:
-    """Import Huginn's training weights (a file or folder) and save the model to `output`; what was done, in a sentence.
+def import_checkpoint(
+    source: str, output: Path, config: Path | None = None, tokenizer: str | None = None
+) -> str:
+    """Import Huginn's training weights (a file or folder) and save the model to `output`; what was
+    done, in a sentence.
 
     Raises:
         CheckpointError: the weights or the config cannot be read, or do not fit each other.
@@ -65,8 +78,15 @@ def import_checkpoint(source: str, output: Path, config: Path | None = None, tok
         if tokenizer is not None:
             AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
         model.save_pretrained(folder)
-    without = "; it has no tokenizer, which text needs: --tokenizer writes one" if tokenizer is None else ""
-    return f"{output}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters{without}"
+    without = (
+        "; it has no tokenizer, which text needs: --tokenizer writes one"
+        if tokenizer is None
+        else ""
+    )
+    return (
+        f"{output}: {sum(parameter.numel() for parameter in model.parameters()):,} "
+        f"parameters{without}"
+    )
 
 
 def picks(text: str | None) -> tuple[int, ...]:

@@ -17,21 +17,27 @@ from undertow.lab.tasks.base import GeneratedTask
 from undertow.lab.training.memory import check_order
 from undertow.lab.training.recipe import TrainingSection
 
-# Batches among which examples are sorted by length: enough to save padding, few enough to stay well mixed.
+# Batches among which examples are sorted by length: enough to save padding, few enough to stay well
+# mixed.
 BUCKET_BATCHES = 50
 
 
 def training_set(
-    task: Task, tokenizer: PreTrainedTokenizerBase, section: TrainingSection, seed: int, context: int | None = None
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    section: TrainingSection,
+    seed: int,
+    context: int | None = None,
 ) -> tuple[Subset[dict[str, list[int]]], int]:
     """The examples of the whole training in their order, and how many of the split were too long.
 
-    A pure function of its arguments, so that a resumed run goes on with the batch after the last one. A finite number of
-    examples is shuffled anew for each pass. The training has as many examples as fill its optimiser steps.
+    A pure function of its arguments, so that a resumed run goes on with the batch after the last
+    one. A finite number of examples is shuffled anew for each pass. The training has as many
+    examples as fill its optimiser steps.
 
-    `context` is the most tokens that the model reads. An example of more is an error, unless training.max_tokens leaves it
-    out; what is looked through for such ones here is a data set, and of a task without end what is put into batches by
-    length.
+    `context` is the most tokens that the model reads. An example of more is an error, unless
+    training.max_tokens leaves it out; what is looked through for such ones here is a data set, and
+    of a task without end what is put into batches by length.
 
     Raises:
         ConfigError: epochs of a task that has no end, or a training.max_tokens beyond the context.
@@ -46,7 +52,10 @@ def training_set(
     count = size if section.examples is None else section.examples
     endless = count is None
     if endless and section.epochs is not None:
-        raise ConfigError(f"training.epochs is set, but {task.kind} is generated without end; set training.examples as well")
+        raise ConfigError(
+            f"training.epochs is set, but {task.kind} is generated without end; set "
+            "training.examples as well"
+        )
     if isinstance(task, GeneratedTask):  # each seed draws examples of its own
         task = dataclasses.replace(task, seed=task.seed + seed)
     dataset = TaskDataset(
@@ -59,8 +68,8 @@ def training_set(
     )
     if not len(dataset):
         raise DataError(
-            f"no training example is left: all {dataset.skipped} have more than {section.max_tokens} tokens; "
-            "raise training.max_tokens"
+            f"no training example is left: all {dataset.skipped} have more than "
+            f"{section.max_tokens} tokens; raise training.max_tokens"
         )
     if section.epochs is not None:
         wanted = -(-section.epochs * len(dataset) // a_step) * a_step
@@ -89,13 +98,17 @@ def most_tokens(section: TrainingSection, context: int | None) -> int | None:
     """
     if section.max_tokens is not None and context is not None and section.max_tokens > context:
         raise ConfigError(
-            f"training.max_tokens is {section.max_tokens}, but the model reads {context} tokens at most; lower it to that"
+            f"training.max_tokens is {section.max_tokens}, but the model reads {context} tokens at "
+            "most; lower it to that"
         )
     return context if section.max_tokens is None else section.max_tokens
 
 
-def bucketed(order: Sequence[int], lengths: Sequence[int], batch: int, generator: random.Random) -> Iterator[int]:
-    """The same examples, so that every run of `batch` has similar lengths, with the batches in random order."""
+def bucketed(
+    order: Sequence[int], lengths: Sequence[int], batch: int, generator: random.Random
+) -> Iterator[int]:
+    """The same examples, so that every run of `batch` has similar lengths, with the batches in
+    random order."""
     span = batch * BUCKET_BATCHES
     for start in range(0, len(order), span):
         chunk = sorted(order[start : start + span], key=lambda index: lengths[index])
@@ -112,7 +125,10 @@ def check_documents(model: Any) -> None:
         ConfigError: it does, or the model takes no position ids.
     """
     name, parameter = model.config.model_type, next(model.parameters())
-    two = torch.tensor([[1, 2, 3, 4, 5, 6], [6, 5, 3, 4, 5, 6]], device=parameter.device) % model.config.vocab_size
+    two = (
+        torch.tensor([[1, 2, 3, 4, 5, 6], [6, 5, 3, 4, 5, 6]], device=parameter.device)
+        % model.config.vocab_size
+    )
     positions = torch.tensor([[0, 1, 0, 1, 2, 3]] * 2, device=parameter.device)
     training = model.training
     model.eval()
@@ -121,9 +137,13 @@ def check_documents(model: Any) -> None:
             logits = model(input_ids=two, position_ids=positions, use_cache=False).logits
     except TypeError as error:
         raise ConfigError(
-            f"{name} takes no position ids, so it cannot read packed documents; use one file of text"
+            f"{name} takes no position ids, so it cannot read packed documents; use one file of "
+            "text"
         ) from error
     finally:
         model.train(training)
     if not torch.allclose(logits[0, 2:], logits[1, 2:], atol=1e-4, rtol=1e-3):
-        raise ConfigError(f"{name} does not keep packed documents apart; use another architecture, or one file of text")
+        raise ConfigError(
+            f"{name} does not keep packed documents apart; use another architecture, or one file "
+            "of text"
+        )

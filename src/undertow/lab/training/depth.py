@@ -1,4 +1,5 @@
-"""Training with recurrence in depth: the recipe's section, native models from scratch, and what a Trainer does besides."""
+"""Training with recurrence in depth: the recipe's section, native models from scratch, and what a
+Trainer does besides."""
 
 from __future__ import annotations
 
@@ -35,33 +36,50 @@ class DepthSection:
     looped: Looped | None = None
     """Loop these layers of the model; leave it out for a model that loops already."""
     shape: tuple[int, int, int] | None = None
-    """Build a native recurrent-depth model instead of model.architecture: its layers in prelude, core and coda."""
+    """Build a native recurrent-depth model instead of model.architecture: its layers in prelude,
+    core and coda."""
     schedule: SampledDepth | FixedDepth = field(default_factory=SampledDepth)
-    """The depth of each training step. Its mean is also the model's depth where nothing else is said."""
+    """The depth of each training step. Its mean is also the model's depth where nothing else is
+    said."""
     objective: Literal["last", "loop-lm", "gate"] = "last"
-    """last: the loss after the last iteration. loop-lm: the expected loss under the exit gate's distribution, less
-    entropy times its entropy (a looped model with a gate and without a coda). gate: train the gate alone to go on while
-    that lowers the loss."""
+    """last: the loss after the last iteration. loop-lm: the expected loss under the exit gate's
+    distribution, less entropy times its entropy (a looped model with a gate and without a coda).
+    gate: train the gate alone to go on while that lowers the loss."""
     entropy: float = 0.1
     """Weight of the exit distribution's entropy in loop-lm."""
     evaluate_depths: tuple[int, ...] | None = None
-    """Depths at which the held-out loss is measured after training; a quarter to four times the mean if left out."""
+    """Depths at which the held-out loss is measured after training; a quarter to four times the
+    mean if left out."""
 
     def __post_init__(self) -> None:
         if self.looped is not None and self.shape is not None:
-            raise ConfigError("looped and shape are both set: loop a model's layers, or build a native one")
+            raise ConfigError(
+                "looped and shape are both set: loop a model's layers, or build a native one"
+            )
         if self.shape is not None and sum(self.shape) > 10_000:
             raise ConfigError(f"shape is {list(self.shape)}; use 10,000 layers or fewer")
         if self.shape is not None and (self.shape[1] < 1 or min(self.shape) < 0):
-            raise ConfigError(f"shape is {list(self.shape)}; the core needs 1 layer or more, prelude and coda 0 or more")
+            raise ConfigError(
+                f"shape is {list(self.shape)}; the core needs 1 layer or more, prelude and coda 0 "
+                "or more"
+            )
         if self.evaluate_depths is not None and min(self.evaluate_depths, default=1) < 1:
             raise ConfigError(f"evaluate_depths holds {min(self.evaluate_depths)}; use 1 or more")
-        if self.objective != "last" and self.looped is not None and (not self.looped.gate or self.looped.coda):
-            raise ConfigError(f"objective {self.objective} needs a loop with a gate and without a coda, as Looped.whole has")
+        if (
+            self.objective != "last"
+            and self.looped is not None
+            and (not self.looped.gate or self.looped.coda)
+        ):
+            raise ConfigError(
+                f"objective {self.objective} needs a loop with a gate and without a coda, as "
+                "Looped.whole has"
+            )
 
     @property
     def mean(self) -> int:
-        return self.schedule.mean if isinstance(self.schedule, SampledDepth) else self.schedule.depth
+        return (
+            self.schedule.mean if isinstance(self.schedule, SampledDepth) else self.schedule.depth
+        )
 
     def draw(self, step: int, seed: int) -> Steps:
         """The depth of a micro-batch in the run of a seed."""
@@ -78,7 +96,9 @@ class DepthSection:
         return tuple(sorted({max(1, round(share * self.mean)) for share in SHARES}))
 
 
-def native_model(section: DepthSection, model: Any, tokenizer: PreTrainedTokenizerBase) -> HuginnForCausalLM:
+def native_model(
+    section: DepthSection, model: Any, tokenizer: PreTrainedTokenizerBase
+) -> HuginnForCausalLM:
     """A native model of the section's shape and of the widths in the recipe's model section."""
     assert section.shape is not None
     prelude, core, coda = section.shape
@@ -102,11 +122,12 @@ def native_model(section: DepthSection, model: Any, tokenizer: PreTrainedTokeniz
 
 
 class DepthTraining:
-    """What a `Trainer` does for a model with recurrence in depth; mixed in before it. Without a section it does nothing.
+    """What a `Trainer` does for a model with recurrence in depth; mixed in before it. Without a
+    section it does nothing.
 
-    Each micro-batch's depth and initial states are functions of the recipe's seed and of the micro-batch's number, so
-    that ranks agree and a resumed run goes on as it would have. The log gets the monitors of collapse, and every
-    evaluation the loss at several depths.
+    Each micro-batch's depth and initial states are functions of the recipe's seed and of the
+    micro-batch's number, so that ranks agree and a resumed run goes on as it would have. The log
+    gets the monitors of collapse, and every evaluation the loss at several depths.
     """
 
     depth: DepthSection | None = None
@@ -116,7 +137,8 @@ class DepthTraining:
 
     @cached_property
     def _monitored(self) -> bool:
-        """Whether each iteration runs once and on all tokens, which a recurrence in time does not let it do."""
+        """Whether each iteration runs once and on all tokens, which a recurrence in time does not
+        let it do."""
         trainer: Any = self
         return not recurs_in_time(trainer.model)
 
@@ -129,7 +151,11 @@ class DepthTraining:
         return int(number)
 
     def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: torch.Tensor | int | None = None
+        self,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         section = self.depth
         if section is None:
@@ -145,15 +171,20 @@ class DepthTraining:
         else:
             inputs["depth"] = self._measured_depth or section.mean
         if section.objective != "last" and model.training:
-            return gated_loss(model, inputs, section) * self._share(inputs["labels"], num_items_in_batch)
+            return gated_loss(model, inputs, section) * self._share(
+                inputs["labels"], num_items_in_batch
+            )
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[misc]
 
     def _share(self, labels: torch.Tensor, whole: torch.Tensor | int | None) -> Any:
-        """A micro-batch's share of the tokens of its step: given their number, the Trainer adds losses up as they are."""
+        """A micro-batch's share of the tokens of its step: given their number, the Trainer adds
+        losses up as they are."""
         trainer: Any = self
         if whole is None:
             return 1.0
-        ranks = trainer.accelerator.num_processes if trainer.args.average_tokens_across_devices else 1
+        ranks = (
+            trainer.accelerator.num_processes if trainer.args.average_tokens_across_devices else 1
+        )
         return (labels[:, 1:] != -100).sum() * ranks / whole
 
     def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
@@ -181,11 +212,15 @@ class DepthTraining:
 
 
 def gated_loss(model: Any, inputs: dict[str, Any], section: DepthSection) -> torch.Tensor:
-    """The objective of a model with an exit gate, from its loss after every iteration (see `depth.objectives`)."""
+    """The objective of a model with an exit gate, from its loss after every iteration (see
+    `depth.objectives`)."""
     attachment = find_attachment(model)
     loop = attachment.loop
     if loop is None or loop.gate is None or loop.settings.coda:
-        raise ConfigError(f"objective {section.objective} needs a loop with a gate and without a coda, as Looped.whole has")
+        raise ConfigError(
+            f"objective {section.objective} needs a loop with a gate and without a coda, as "
+            "Looped.whole has"
+        )
     states: list[torch.Tensor] = []
     watch: Callable[..., None] = inputs["watch"]
 
@@ -202,8 +237,14 @@ def gated_loss(model: Any, inputs: dict[str, Any], section: DepthSection) -> tor
     losses, gates = [], []
     for state in states:
         logits = attachment.decode.logits(state)[:, :-1]
-        losses.append(F.cross_entropy(logits[counted].float(), labels[:, 1:][counted], reduction="none"))
-        gates.append(loop.exit_probability(norm(state.detach() if section.objective == "gate" else state))[:, :-1][counted])
+        losses.append(
+            F.cross_entropy(logits[counted].float(), labels[:, 1:][counted], reduction="none")
+        )
+        gates.append(
+            loop.exit_probability(norm(state.detach() if section.objective == "gate" else state))[
+                :, :-1
+            ][counted]
+        )
     if section.objective == "gate":
         return gate_loss(torch.stack(losses), torch.stack(gates))
     return expected_loss(torch.stack(losses), torch.stack(gates), section.entropy)

@@ -1,4 +1,5 @@
-"""What a recipe would cost before anything is trained: its model on the meta device, a look at the data, estimates."""
+"""What a recipe would cost before anything is trained: its model on the meta device, a look at the
+data, estimates."""
 
 from __future__ import annotations
 
@@ -16,15 +17,22 @@ from undertow.host.attach import find_attachment, find_pathway, recurs_in_time
 from undertow.host.support import find_stack
 from undertow.lab.evaluation.report import table
 from undertow.lab.tasks.base import GeneratedTask
-from undertow.lab.training.build import context_of, count_parameters, load_tokenizer, outline, tokenizer_for
+from undertow.lab.training.build import (
+    context_of,
+    count_parameters,
+    load_tokenizer,
+    outline,
+    tokenizer_for,
+)
 from undertow.lab.training.data import most_tokens
 from undertow.lab.training.fit import check_examples, check_model
 from undertow.lab.training.recipe import Recipe
 from undertow.models import HuginnConfig
 from undertow.solvers import Chunked, Jacobi, Scan, Solver
 
-# Sustained rates in TFLOP/s, by training.precision, within reach for models of 100 million parameters and more: three or
-# four tenths of the peak, six of plain fp32's. None where a device lacks the arithmetic, or is many times slower in it.
+# Sustained rates in TFLOP/s, by training.precision, within reach for models of 100 million
+# parameters and more: three or four tenths of the peak, six of plain fp32's. None where a device
+# lacks the arithmetic, or is many times slower in it.
 DEVICES: dict[str, dict[str, float]] = {
     "2 CPU cores": {"fp32": 0.1},
     "A100": {"fp32": 12.0, "tf32": 60.0, "bf16": 120.0},
@@ -41,10 +49,12 @@ class Estimate:
         parameters, trained: of the model, and those that training changes.
         tokens: of a training example, padding not counted, and its pauses counted.
         total_tokens: of the whole training.
-        forward, training: floating-point operations a token, of one plain forward and of a training step.
+        forward, training: floating-point operations a token, of one plain forward and of a training
+            step.
         weights: bytes of weights, gradients and AdamW's two moments.
         activations: rough bytes of what the backward pass of one batch needs.
-        size: how many training examples there are; None if that is not known before all is read, or there is no end.
+        size: how many training examples there are; None if that is not known before all is read, or
+            there is no end.
         left_out: the share of the examples looked at that have more than max_tokens tokens.
     """
 
@@ -61,14 +71,17 @@ class Estimate:
 
 
 def dry_run(recipe: Recipe) -> str:
-    """Build the model on the meta device, read some training and held-out examples, and tell what training would cost.
+    """Build the model on the meta device, read some training and held-out examples, and tell what
+    training would cost.
 
     Nothing is written. Memory and time are rough: rates are those that `DEVICES` assumes.
 
     Raises:
         UndertowError: the recipe asks for what cannot be done, or its data cannot be read.
     """
-    tokenizer = tokenizer_for(recipe) if recipe.model.path is None else load_tokenizer(recipe.model.path)
+    tokenizer = (
+        tokenizer_for(recipe) if recipe.model.path is None else load_tokenizer(recipe.model.path)
+    )
     model = outline(recipe)
     check_examples(recipe)
     check_model(recipe, model, tokenizer)
@@ -98,7 +111,11 @@ def dry_run(recipe: Recipe) -> str:
         table(
             ["device", f"TFLOP/s assumed, {precision}", "rough time a seed"],
             [
-                [device, rates[precision], duration(found.training * found.total_tokens / (1e12 * rates[precision]))]
+                [
+                    device,
+                    rates[precision],
+                    duration(found.training * found.total_tokens / (1e12 * rates[precision])),
+                ]
                 for device, rates in DEVICES.items()
                 if precision in rates
             ],
@@ -107,8 +124,9 @@ def dry_run(recipe: Recipe) -> str:
     if recurs_in_time(model) and passes(recipe.solver) == (1, 1):
         lines += [
             "",
-            "An exact rollout runs the block token after token, and Auto may: the times above count operations alone, and "
-            "it takes longer than that; `undertow bench` measures how much.",
+            "An exact rollout runs the block token after token, and Auto may: the times above "
+            "count operations alone, and it takes longer than that; `undertow bench` measures how "
+            "much.",
         ]
     return "\n".join(lines)
 
@@ -120,16 +138,19 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
     limit = most_tokens(section, context)
     items, size = recipe.task.first("train", tokenizer, EXAMPLES)
     lengths = [len(item["input_ids"]) for item in items]
-    kept = [length for length in lengths if section.max_tokens is None or length <= section.max_tokens]
+    kept = [
+        length for length in lengths if section.max_tokens is None or length <= section.max_tokens
+    ]
     if not kept:
         raise DataError(
-            f"the first {len(lengths)} training examples all have more than {section.max_tokens} tokens; "
-            "raise training.max_tokens"
+            f"the first {len(lengths)} training examples all have more than {section.max_tokens} "
+            "tokens; raise training.max_tokens"
         )
     if limit is not None and max(kept) > limit:
         raise DataError(
-            f"a training example has {max(kept)} tokens, but the model reads {context} at most; raise model.positions, "
-            "shorten the examples, or leave such ones out by training.max_tokens"
+            f"a training example has {max(kept)} tokens, but the model reads {context} at most; "
+            "raise model.positions, shorten the examples, or leave such ones out by "
+            "training.max_tokens"
         )
     recipe.task.first("valid", tokenizer, 1)
     each = 1 + recipe.model.pauses
@@ -140,7 +161,8 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
         known = section.examples or size
         if known is None:
             raise ConfigError(
-                "how long training.epochs take is not known before all is read; set training.examples or steps"
+                "how long training.epochs take is not known before all is read; set "
+                "training.examples or steps"
             )
         steps = math.ceil(section.epochs * known * len(kept) / len(lengths) / batch)
 
@@ -151,7 +173,9 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
     forward = whole + block * (forward_passes - 1)
     backward = 2 * (whole + block * (backward_passes - 1))
     config = model.config.get_text_config()
-    per_layer = 10 * config.hidden_size + 3 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    per_layer = 10 * config.hidden_size + 3 * (
+        getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    )
     if section.activation_checkpointing:
         per_layer = config.hidden_size
     stored = 2 if section.precision == "bf16" else 4
@@ -168,22 +192,31 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
         size=size,
         left_out=1 - len(kept) / len(lengths),
         weights=4 * parameters + 12 * trained,
-        activations=section.batch * tokens * (stored * depth * per_layer + 8 * config.vocab_size / each),  # logits in fp32
+        activations=section.batch
+        * tokens
+        * (stored * depth * per_layer + 8 * config.vocab_size / each),  # logits in fp32
     )
 
 
 def layer_costs(recipe: Recipe, model: Any, tokens: float) -> tuple[float, float]:
-    """Operations a token of one plain forward, at its mean depth, and those of them that lie in the recurrent block.
+    """Operations a token of one plain forward, at its mean depth, and those of them that lie in the
+    recurrent block.
 
-    Two for each weight of a matrix, and four for each channel of a head and each token it looks back at, half the
-    sequence on average.
+    Two for each weight of a matrix, and four for each channel of a head and each token it looks
+    back at, half the sequence on average.
     """
     each = 1 + recipe.model.pauses
     head = model.get_output_embeddings()
     kinds = torch.nn.Linear | Conv1D | torch.nn.LSTM
     # PEFT keeps the recurrence that it copied, which does nothing.
-    matrices = {n: m for n, m in model.named_modules() if isinstance(m, kinds) and ".original_module." not in n}
-    costs = {name: 2.0 * sum(p.numel() for p in module.parameters()) for name, module in matrices.items()}
+    matrices = {
+        n: m
+        for n, m in model.named_modules()
+        if isinstance(m, kinds) and ".original_module." not in n
+    }
+    costs = {
+        name: 2.0 * sum(p.numel() for p in module.parameters()) for name, module in matrices.items()
+    }
     # Of a token and its pauses only the last is predicted from.
     whole = sum(cost / (each if matrices[name] is head else 1) for name, cost in costs.items())
     config = model.config.get_text_config()
@@ -200,7 +233,11 @@ def layer_costs(recipe: Recipe, model: Any, tokens: float) -> tuple[float, float
         return whole, 0.0
     stack, pathway = find_stack(model), find_pathway(model)
     block = attention * len(pathway.block)
-    block += sum(cost for name, cost in costs.items() if "recurrence." in name or layer_of(name, stack) in pathway.block)
+    block += sum(
+        cost
+        for name, cost in costs.items()
+        if "recurrence." in name or layer_of(name, stack) in pathway.block
+    )
     return whole, block
 
 
@@ -211,7 +248,11 @@ def core_cost(model: Any, costs: Mapping[str, float], attention: float) -> float
         inside = sum(cost for name, cost in costs.items() if ".core_block." in name)
     else:
         stack = find_stack(model)
-        inside = sum(cost for name, cost in costs.items() if "recurrence." in name or layer_of(name, stack) in core)
+        inside = sum(
+            cost
+            for name, cost in costs.items()
+            if "recurrence." in name or layer_of(name, stack) in core
+        )
     return inside + attention * len(core)
 
 
@@ -231,12 +272,16 @@ def is_native(model: Any) -> bool:
 
 def layer_of(name: str, stack: str) -> int | None:
     """The number of the layer in the list `stack` that a module belongs to."""
-    return int(name.removeprefix(f"{stack}.").partition(".")[0]) if name.startswith(f"{stack}.") else None
+    return (
+        int(name.removeprefix(f"{stack}.").partition(".")[0])
+        if name.startswith(f"{stack}.")
+        else None
+    )
 
 
 def passes(solver: Solver) -> tuple[int, int]:
-    """How often a training step runs the recurrent block forwards and backwards; once for an exact rollout, and for Auto,
-    which chooses while it trains."""
+    """How often a training step runs the recurrent block forwards and backwards; once for an exact
+    rollout, and for Auto, which chooses while it trains."""
     if isinstance(solver, Chunked):
         return passes(solver.inner)
     if isinstance(solver, Jacobi):

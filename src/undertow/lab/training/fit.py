@@ -1,4 +1,5 @@
-"""Whether a recipe's examples fit its model and its model fits this machine: told before anything is trained."""
+"""Whether a recipe's examples fit its model and its model fits this machine: told before anything
+is trained."""
 
 from __future__ import annotations
 
@@ -31,12 +32,15 @@ def check_fit(recipe: Recipe) -> None:
 
     Raises:
         CheckpointError: the tokenizer gives ids that the pretrained model has no embedding for.
-        ConfigError: the model takes more memory than there is, or more is asked for than can be looked at.
+        ConfigError: the model takes more memory than there is, or more is asked for than can be
+            looked at.
         DataError: an example is longer than the model reads.
     """
     check_examples(recipe)
     path = recipe.model.path
-    if path is not None and (Path(path) / ADAPTER).is_file():  # its base model is known when it is loaded
+    if (
+        path is not None and (Path(path) / ADAPTER).is_file()
+    ):  # its base model is known when it is loaded
         return
     model = outline(recipe)
     tokenizer = tokenizer_for(recipe) if path is None else load_tokenizer(path)
@@ -65,15 +69,17 @@ def check_model(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) 
             tokens = 0
         if tokens > context:
             raise DataError(
-                f"a training example of length {longest} has {tokens} tokens, but the model reads {context} at most; raise "
-                "model.positions, shorten the examples, or leave such ones out by training.max_tokens"
+                f"a training example of length {longest} has {tokens} tokens, but the model reads "
+                f"{context} at most; raise model.positions, shorten the examples, or leave such "
+                "ones out by training.max_tokens"
             )
     for length in recipe.evaluation.lengths:
         tokens = len(encode(task.example("test", 0, length), tokenizer)["input_ids"])
         if tokens > context:
             raise DataError(
-                f"evaluation.lengths holds {length}, of which an example has {tokens} tokens, but the model reads "
-                f"{context} at most; leave that length out, or raise model.positions"
+                f"evaluation.lengths holds {length}, of which an example has {tokens} tokens, but "
+                f"the model reads {context} at most; leave that length out, or raise "
+                "model.positions"
             )
     size = task.size("test") if task.measured_by == "answers" else None
     if size is not None:
@@ -96,5 +102,6 @@ def check_examples(recipe: Recipe) -> None:
     for key, count, split in splits:
         if count > MOST_GENERATED and recipe.task.size(split) is None:
             raise ConfigError(
-                f"{key} is {count}, and {recipe.task.kind} is generated without end; use {MOST_GENERATED:,} or fewer"
+                f"{key} is {count}, and {recipe.task.kind} is generated without end; use "
+                f"{MOST_GENERATED:,} or fewer"
             )

@@ -18,10 +18,29 @@ from undertow.lab.training.recipe import Recipe
 from undertow.manifest import check_model
 
 RECIPE, VERSIONS, LOG, MODEL = "recipe.yaml", "versions.json", "log.jsonl", "model"
-PACKAGES = ("undertow", "torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "numpy")
+PACKAGES = (
+    "undertow",
+    "torch",
+    "transformers",
+    "peft",
+    "accelerate",
+    "safetensors",
+    "tokenizers",
+    "numpy",
+)
 # What may be another after a training has diverged, and still go on from its last good checkpoint.
 REMEDIES = (
-    *(f"training.{key}" for key in ("learning_rate", "warmup_steps", "clip", "gate_multiplier", "beta2", "weight_decay")),
+    *(
+        f"training.{key}"
+        for key in (
+            "learning_rate",
+            "warmup_steps",
+            "clip",
+            "gate_multiplier",
+            "beta2",
+            "weight_decay",
+        )
+    ),
     *(f"training.{key}" for key in ("schedule", "floor", "restart_every", "precision")),
     "recurrence.alpha",
 )
@@ -34,19 +53,25 @@ def run_folder(recipe: Recipe, seed: int) -> Path:
 def check_folder(folder: Path, recipe: Recipe) -> dict[str, Any]:
     """Refuse to go on in the folder of another experiment, or beside seeds of another.
 
-    Once a seed has diverged, the remedies against that may change: its own, and those of the others beside it, of which
-    the finished ones stay as they are. Those in which the folder's own recipe differs are returned, as they were, by key.
+    Once a seed has diverged, the remedies against that may change: its own, and those of the others
+    beside it, of which the finished ones stay as they are. Those in which the folder's own recipe
+    differs are returned, as they were, by key.
 
     Raises:
-        CheckpointError: the recipe that the folder, or another seed's beside it, was made with differs in what it trains,
-            or cannot be read.
+        CheckpointError: the recipe that the folder, or another seed's beside it, was made with
+            differs in what it trains, or cannot be read.
     """
-    if (folder / MODEL).exists() and not (folder / MODEL).is_dir():  # better known before a training than after it
-        raise CheckpointError(f"{folder / MODEL} is a file, where the model's folder belongs; move it away")
+    if (folder / MODEL).exists() and not (
+        folder / MODEL
+    ).is_dir():  # better known before a training than after it
+        raise CheckpointError(
+            f"{folder / MODEL} is a file, where the model's folder belongs; move it away"
+        )
     now, changed = trained_part(recipe), {}
     if not (folder / RECIPE).exists() and ((folder / MODEL).exists() or checkpoints(folder)):
         raise CheckpointError(
-            f"{folder} has lost its {RECIPE}, so what it was trained by is not known; put it back, or remove the folder"
+            f"{folder} has lost its {RECIPE}, so what it was trained by is not known; put it back, "
+            "or remove the folder"
         )
     for made in sorted(folder.parent.glob(f"seed-*/{RECIPE}")):
         before = trained_part(made_by(made))
@@ -54,8 +79,8 @@ def check_folder(folder: Path, recipe: Recipe) -> dict[str, Any]:
         for key in differing:
             if key not in REMEDIES or not may_change(made.parent):
                 raise CheckpointError(
-                    f"{made.parent} was made by another recipe, whose {key} is {before.get(key)} and not {now.get(key)}; "
-                    "choose another name or remove the folder"
+                    f"{made.parent} was made by another recipe, whose {key} is {before.get(key)} "
+                    f"and not {now.get(key)}; choose another name or remove the folder"
                 )
         if made.parent == folder:
             changed = {key: before.get(key) for key in differing}
@@ -63,7 +88,8 @@ def check_folder(folder: Path, recipe: Recipe) -> dict[str, Any]:
 
 
 def clean(folder: Path) -> None:
-    """Remove what a killed command left: half-written files, and checkpoints beside a model that is whole.
+    """Remove what a killed command left: half-written files, and checkpoints beside a model that is
+    whole.
 
     Raises:
         CheckpointError: the model is not what was saved, so its checkpoints stay.
@@ -76,7 +102,8 @@ def clean(folder: Path) -> None:
 
 
 def may_change(folder: Path) -> bool:
-    """Whether a seed of the run has diverged, so that a remedy may be another than in this seed's folder."""
+    """Whether a seed of the run has diverged, so that a remedy may be another than in this seed's
+    folder."""
     seeds = [path.parent for path in folder.parent.glob(f"seed-*/{LOG}")]
     finished = (folder / MODEL).is_dir()
     return any(has_diverged(seed / LOG) for seed in seeds if seed != folder or not finished)
@@ -92,7 +119,8 @@ def made_by(path: Path) -> Recipe:
         return load_config(Recipe, path)
     except ValueError as error:  # of a key, of YAML or of its encoding
         raise CheckpointError(
-            f"{path} is damaged ({error}); write the recipe that the run was made by there, or remove its folder"
+            f"{path} is damaged ({error}); write the recipe that the run was made by there, or "
+            "remove its folder"
         ) from error
 
 
@@ -101,7 +129,15 @@ def trained_part(recipe: Recipe) -> dict[str, Any]:
     sections = to_mapping(recipe)
     kept: dict[str, Any] = {}
     solved = recipe.recurrence is not None or recipe.model.path is not None  # which may have one
-    for name in ("task", "model", "recurrence", "depth", *(["solver"] if solved else []), "lora", "training"):
+    for name in (
+        "task",
+        "model",
+        "recurrence",
+        "depth",
+        *(["solver"] if solved else []),
+        "lora",
+        "training",
+    ):
         section = sections[name]
         if isinstance(section, dict):
             kept |= {f"{name}.{key}": value for key, value in section.items()}
@@ -115,7 +151,11 @@ def trained_part(recipe: Recipe) -> dict[str, Any]:
 def versions() -> dict[str, Any]:
     """Versions of what the run is made with, the commit of a checkout, and the command."""
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    found: dict[str, Any] = {"command": command, "python": platform.python_version(), "machine": platform.machine()}
+    found: dict[str, Any] = {
+        "command": command,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)
@@ -123,6 +163,11 @@ def versions() -> dict[str, Any]:
             found[package] = None
     root = Path(__file__).resolve().parents[4]
     if (root / ".git").exists():
-        done = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         found["commit"] = done.stdout.strip() or None
     return found

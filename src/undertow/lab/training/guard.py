@@ -14,10 +14,11 @@ NAMES = ("loss", "norm of the gradient", "loss")
 
 
 class GuardedSteps:
-    """Mixed in before a Trainer: every step's loss and gradient are looked at before the optimiser moves.
+    """Mixed in before a Trainer: every step's loss and gradient are looked at before the optimiser
+    moves.
 
-    On a GPU nobody waits for them. The optimiser's kernels leave everything as it is where they are not finite, and what
-    they were is read a step later, or before anything is saved: `settle`.
+    On a GPU nobody waits for them. The optimiser's kernels leave everything as it is where they are
+    not finite, and what they were is read a step later, or before anything is saved: `settle`.
     """
 
     _losses: Any = 0.0
@@ -38,7 +39,9 @@ class GuardedSteps:
         self._norm = super()._clip_grad_norm(model)  # type: ignore[misc]
         return self._norm
 
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:  # asked for without clipping too
+    def _get_grad_norm(
+        self, model: Any, grad_norm: Any = None
+    ) -> Any:  # asked for without clipping too
         self._norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[misc]
         return self._norm
 
@@ -50,11 +53,18 @@ class GuardedSteps:
         """
         trainer: Any = self
         if self._norm is None:
-            gradients = [parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None]
+            gradients = [
+                parameter.grad
+                for parameter in trainer.model.parameters()
+                if parameter.grad is not None
+            ]
             self._norm = torch.nn.utils.get_total_norm(gradients)
-        # The Trainer's own sum since the last line of the log, where it has one, is what will be logged.
+        # The Trainer's own sum since the last line of the log, where it has one, is what will be
+        # logged.
         seen = [self._losses, self._norm, getattr(trainer, "_tr_loss", self._losses)]
-        values = torch.stack([torch.as_tensor(value, device=trainer.args.device).detach().float() for value in seen])
+        values = torch.stack(
+            [torch.as_tensor(value, device=trainer.args.device).detach().float() for value in seen]
+        )
         self._losses, self._norm = 0.0, None
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         step = trainer.state.global_step + 1
@@ -102,7 +112,8 @@ class Guard(TrainerCallback):
 
 
 def sent_home(values: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """A copy on the CPU of a few values, and the event after which it is there; None if it is already."""
+    """A copy on the CPU of a few values, and the event after which it is there; None if it is
+    already."""
     if not values.is_cuda:
         return values.clone(), None
     home = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -116,6 +127,8 @@ def judge(step: int, values: torch.Tensor) -> None:
     """Raise a DivergedError if one of a step's values is not finite."""
     for name, value in zip(NAMES, values.tolist(), strict=True):
         if not math.isfinite(value):
-            error = DivergedError(f"the {name} is {value} at step {step}, which is not taken: training has diverged")
+            error = DivergedError(
+                f"the {name} is {value} at step {step}, which is not taken: training has diverged"
+            )
             error.step = step
             raise error

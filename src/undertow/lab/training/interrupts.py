@@ -16,14 +16,16 @@ from undertow.files import MANIFEST
 from undertow.lab.signals import hearing
 from undertow.lab.training.checkpoints import checkpoints
 
-# Seconds between two checkpoints of `save_every: auto`, and how many times as long as it took to save one.
+# Seconds between two checkpoints of `save_every: auto`, and how many times as long as it took to
+# save one.
 EVERY, SHARE = 600.0, 20.0
 # A training that took as many seconds is saved before its last evaluation too.
 LONG = 60.0
 
 
 class TimedSaves(TrainerCallback):
-    """Saves a checkpoint every ten minutes, or less often where that takes long, and one at the end of a long training."""
+    """Saves a checkpoint every ten minutes, or less often where that takes long, and one at the end
+    of a long training."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.started = self.saved = time.monotonic()
@@ -41,7 +43,8 @@ class TimedSaves(TrainerCallback):
 
 
 class Interrupts(TrainerCallback):
-    """The first SIGINT or SIGTERM lets the step end, saves a checkpoint and stops; a second one stops at once.
+    """The first SIGINT or SIGTERM lets the step end, saves a checkpoint and stops; a second one
+    stops at once.
 
     A process that another one started, as a study does, leaves the second one to that.
     """
@@ -58,7 +61,11 @@ class Interrupts(TrainerCallback):
         if self.number is None:
             self.number = number
             if parent_process() is None:
-                os.write(2, b"\nundertow: ending after this step, with a checkpoint; the same signal again ends at once\n")
+                os.write(
+                    2,
+                    b"\nundertow: ending after this step, with a checkpoint; "
+                    b"the same signal again ends at once\n",
+                )
         elif parent_process() is None:
             raise Interrupted(number)
 
@@ -75,7 +82,8 @@ class Interrupts(TrainerCallback):
             self.stop()
 
     def stop(self) -> None:
-        """Stop a training whose steps are all taken, if that is asked for; with a checkpoint, so that they are kept."""
+        """Stop a training whose steps are all taken, if that is asked for; with a checkpoint, so
+        that they are kept."""
         if self.number is None:
             return
         if self.trainer.proven[-1:] != [self.trainer.state.global_step]:
@@ -90,6 +98,9 @@ def how_to_go_on(folder: Path, finished: bool, saves: bool) -> str:
     for newest in checkpoints(folder):
         if (newest / MANIFEST).is_file():
             return f"the same command goes on from {newest}"
-        return f"the same command goes on from {newest}, if it is whole, which the {MANIFEST} that it lacks would show"
+        return (
+            f"the same command goes on from {newest}, if it is whole, which the {MANIFEST} that it "
+            "lacks would show"
+        )
     why = "" if saves else ", as training.save_every is null"
     return f"no checkpoint was saved yet{why}, so the same command starts anew"

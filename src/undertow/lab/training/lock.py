@@ -1,4 +1,5 @@
-"""One run folder, one process: a lock of the system's on a file in the folder, which ends with its process."""
+"""One run folder, one process: a lock of the system's on a file in the folder, which ends with its
+process."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def locked(folder: Path, wait: float = 0.0) -> Iterator[None]:
     made = [folder, *(parent for parent in folder.parents if not parent.exists())]
     while (number := acquire(path)) is None:
         if time.monotonic() >= until:
-            raise InUseError(f"{folder} is in use by {holder(path)}; wait until it ends, or stop it")
+            raise InUseError(
+                f"{folder} is in use by {holder(path)}; wait until it ends, or stop it"
+            )
         time.sleep(0.1)
     try:
         yield
@@ -67,7 +70,8 @@ def acquire(path: Path) -> int | None:
             path.parent.mkdir(parents=True, exist_ok=True)
             number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            # Another process may have just removed the empty folder; not again and again, unless none can be made.
+            # Another process may have just removed the empty folder; not again and again, unless
+            # none can be made.
             if isinstance(error, FileNotFoundError) and (tries := tries + 1) < TRIES:
                 continue
             raise CheckpointError(f"cannot work in {path.parent}: {error}") from error
@@ -89,7 +93,11 @@ def acquire(path: Path) -> int | None:
 
 def write_holder(number: int) -> None:
     """Write down in an open file that this process holds it."""
-    about = {"host": socket.gethostname(), "pid": os.getpid(), "since": datetime.now().astimezone().isoformat()}
+    about = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "since": datetime.now().astimezone().isoformat(),
+    }
     os.ftruncate(number, 0)
     os.write(number, json.dumps(about).encode())
 

@@ -18,14 +18,24 @@ from undertow.paths import takes_paths
 from undertow.reading import MalformedError, parse_json, read_lines, shown
 
 # What others compute with, of the entries that have it.
-NUMBERS = ("step", "loss", "eval_loss", "seconds_per_step", "tokens", "groups", "gate_recurrent", "gate_current")
+NUMBERS = (
+    "step",
+    "loss",
+    "eval_loss",
+    "seconds_per_step",
+    "tokens",
+    "groups",
+    "gate_recurrent",
+    "gate_current",
+)
 
 
 class RunLog(TrainerCallback):
-    """One JSON object a line: losses, learning rate, gradient norm, the median seconds a step since the last line.
+    """One JSON object a line: losses, learning rate, gradient norm, the median seconds a step since
+    the last line.
 
-    A resumed run drops the lines after the step that it resumes from, but for divergences and what was mended after them. A
-    loss that is no number ends the run, with a `DivergedError`.
+    A resumed run drops the lines after the step that it resumes from, but for divergences and what
+    was mended after them. A loss that is no number ends the run, with a `DivergedError`.
     """
 
     def __init__(self, path: Path, resume_step: int = 0) -> None:
@@ -33,7 +43,9 @@ class RunLog(TrainerCallback):
         self.durations: list[float] = []
         self.started = time.perf_counter()
         kept = [entry for entry in read_log(path) if keeps(entry, resume_step)]
-        self.lacks_start = resume_step > 0 and not any(entry.get("event") == "start" for entry in kept)
+        self.lacks_start = resume_step > 0 and not any(
+            entry.get("event") == "start" for entry in kept
+        )
         write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
 
     def write(self, **entry: Any) -> None:
@@ -46,8 +58,11 @@ class RunLog(TrainerCallback):
             ) from error
 
     def has_evaluation(self, step: int) -> bool:
-        """Whether an evaluation after this step is in it: of this process, or of one that was killed before its end."""
-        return any(entry.get("step") == step and "eval_loss" in entry for entry in read_log(self.path))
+        """Whether an evaluation after this step is in it: of this process, or of one that was
+        killed before its end."""
+        return any(
+            entry.get("step") == step and "eval_loss" in entry for entry in read_log(self.path)
+        )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.step_started = time.perf_counter()
@@ -55,15 +70,24 @@ class RunLog(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.durations.append(time.perf_counter() - self.step_started)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        entry = {"step": state.global_step, "elapsed": round(time.perf_counter() - self.started, 3), **(logs or {})}
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        entry = {
+            "step": state.global_step,
+            "elapsed": round(time.perf_counter() - self.started, 3),
+            **(logs or {}),
+        }
         if self.durations and "loss" in entry:
             entry["seconds_per_step"] = round(statistics.median(self.durations), 6)
             self.durations = []
         self.write(**entry)
         for name in ("loss", "eval_loss"):
             if not math.isfinite(entry.get(name, 0.0)):
-                raise DivergedError(f"the {name} is {entry[name]} after step {state.global_step}: training has diverged")
+                raise DivergedError(
+                    f"the {name} is {entry[name]} after step {state.global_step}: training has "
+                    "diverged"
+                )
 
 
 class Progress(TrainerCallback):
@@ -88,7 +112,9 @@ class Progress(TrainerCallback):
         if self.bar is not None:
             self.bar.update(1)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         if self.bar is not None and logs and "loss" in logs:
             self.bar.set_postfix(loss=f"{float(logs['loss']):.4f}")
 
@@ -123,7 +149,8 @@ def has_diverged(path: Path) -> bool:
 
 @takes_paths
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The entries of a run's log, oldest first; a last line that was cut short is left out. None where there is no log.
+    """The entries of a run's log, oldest first; a last line that was cut short is left out. None
+    where there is no log.
 
     Raises:
         CheckpointError: another line is no entry, or holds text where a number belongs.
@@ -148,7 +175,9 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 def is_number(value: object) -> bool:
     """Whether it is a number that a float can hold; a loss that is no number is one here."""
-    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000)
+    return isinstance(value, float) or (
+        isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000
+    )
 
 
 def is_step(value: float) -> bool:

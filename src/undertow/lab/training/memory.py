@@ -1,4 +1,5 @@
-"""How much memory there is, and what certainly does not fit into it: told before it is asked for."""
+"""How much memory there is, and what certainly does not fit into it: told before it is asked
+for."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from undertow.errors import ConfigError
 
 
 def check_memory(parameters: int, trained: int) -> None:
-    """Refuse a model whose weights alone, and without a GPU what training keeps beside them, are more than the memory.
+    """Refuse a model whose weights alone, and without a GPU what training keeps beside them, are
+    more than the memory.
 
     Raises:
         ConfigError: they are.
@@ -21,8 +23,9 @@ def check_memory(parameters: int, trained: int) -> None:
     needed, there = 4 * (parameters + kept), memory()
     if there is not None and needed > there:
         raise ConfigError(
-            f"the model has {parameters:,} parameters, and its training takes {needed / 2**30:,.1f} GiB for "
-            f"weights and optimiser, but this machine has {there / 2**30:,.1f}; make the model smaller"
+            f"the model has {parameters:,} parameters, and its training takes "
+            f"{needed / 2**30:,.1f} GiB for weights and optimiser, but this machine has "
+            f"{there / 2**30:,.1f}; make the model smaller"
         )
 
 
@@ -35,13 +38,15 @@ def check_order(examples: int) -> None:
     needed, there = 100 * examples, memory()  # bytes of a number in two lists, and of a length
     if there is not None and needed > there:
         raise ConfigError(
-            f"training.steps, batch and accumulate make {examples:,} examples, whose order alone takes "
-            f"{needed / 2**30:,.1f} GiB of this machine's {there / 2**30:,.1f}; train fewer steps"
+            f"training.steps, batch and accumulate make {examples:,} examples, whose order alone "
+            f"takes {needed / 2**30:,.1f} GiB of this machine's {there / 2**30:,.1f}; train fewer "
+            "steps"
         )
 
 
 def memory() -> int | None:
-    """Bytes of memory that this process may take, whichever limit is the lowest; None where the system does not say."""
+    """Bytes of memory that this process may take, whichever limit is the lowest; None where the
+    system does not say."""
     found = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

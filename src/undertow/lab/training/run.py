@@ -20,7 +20,14 @@ from undertow.files import replacing_folder, sync, write_text
 from undertow.host.attach import recurs_in_time
 from undertow.lab.tasks import PadCollator, Split, TaskDataset, Text
 from undertow.lab.training.build import build, context_of, quiet_libraries
-from undertow.lab.training.checkpoints import checkpoints, choose, infinite, last_checkpoint, remove, step_of
+from undertow.lab.training.checkpoints import (
+    checkpoints,
+    choose,
+    infinite,
+    last_checkpoint,
+    remove,
+    step_of,
+)
 from undertow.lab.training.data import check_documents, most_tokens, training_set
 from undertow.lab.training.folder import (
     LOG,
@@ -64,9 +71,10 @@ __all__ = [
 def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
     """Train a recipe with one seed and return the run's folder.
 
-    The folder holds the resolved recipe, versions, the log, checkpoints to resume from and, at the end, the model. A run
-    that was interrupted goes on from its newest checkpoint that proves itself; one that is finished is left as it is. The
-    first SIGINT or SIGTERM saves one after the step under way; a training that diverged goes on with a lower rate.
+    The folder holds the resolved recipe, versions, the log, checkpoints to resume from and, at the
+    end, the model. A run that was interrupted goes on from its newest checkpoint that proves
+    itself; one that is finished is left as it is. The first SIGINT or SIGTERM saves one after the
+    step under way; a training that diverged goes on with a lower rate.
 
     Raises:
         UndertowError: the recipe asks for what cannot be done.
@@ -89,13 +97,16 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
                 train_on(folder, recipe, seed, changed, description)
         except KeyboardInterrupt as error:
             number = error.number if isinstance(error, Interrupted) else signal.SIGINT
-            kept = how_to_go_on(folder, (folder / MODEL).is_dir(), recipe.training.save_every is not None)
+            kept = how_to_go_on(
+                folder, (folder / MODEL).is_dir(), recipe.training.save_every is not None
+            )
             raise Interrupted(number, kept) from error
     return folder
 
 
 def keep_finished(folder: Path, recipe: Recipe, changed: dict[str, Any]) -> None:
-    """Write down how a finished run is evaluated now. What it was trained by stays, if another seed's remedy differs."""
+    """Write down how a finished run is evaluated now. What it was trained by stays, if another
+    seed's remedy differs."""
     if changed:
         for key, before in changed.items():
             tell(f"{folder} is finished, with {key} {before}, and is left as it is")
@@ -103,8 +114,11 @@ def keep_finished(folder: Path, recipe: Recipe, changed: dict[str, Any]) -> None
     save_yaml(recipe, folder / RECIPE)
 
 
-def train_on(folder: Path, recipe: Recipe, seed: int, changed: dict[str, Any], description: str | None) -> None:
-    """Train from the newest checkpoint, or from the start, to the end; `changed` is what was another before a divergence."""
+def train_on(
+    folder: Path, recipe: Recipe, seed: int, changed: dict[str, Any], description: str | None
+) -> None:
+    """Train from the newest checkpoint, or from the start, to the end; `changed` is what was
+    another before a divergence."""
     section = recipe.training
     if section.threads is not None:
         torch.set_num_threads(section.threads)
@@ -134,8 +148,15 @@ def train_on(folder: Path, recipe: Recipe, seed: int, changed: dict[str, Any], d
     if changed:
         goes_on = "anew" if checkpoint is None else f"on from {checkpoint.name}"
         now = {key: trained_part(recipe).get(key) for key in changed}
-        log.write(event="mended", before=changed, now=now, checkpoint=None if checkpoint is None else checkpoint.name)
-        listed = ", ".join(f"{key} {now[key]} in place of {before}" for key, before in changed.items())
+        log.write(
+            event="mended",
+            before=changed,
+            now=now,
+            checkpoint=None if checkpoint is None else checkpoint.name,
+        )
+        listed = ", ".join(
+            f"{key} {now[key]} in place of {before}" for key, before in changed.items()
+        )
         said.append(f"the training had diverged, and goes {goes_on} with {listed}")
     sets: Any = {"training": dataset.dataset, "held-out": held_out}
     for text in [*said, *remarks(recipe, sets, tokenizer), *warmup_remarks(section, steps)]:
@@ -172,7 +193,9 @@ def train_on(folder: Path, recipe: Recipe, seed: int, changed: dict[str, Any], d
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
             trainer.settle()
             interrupts.stop()
-            if len(held_out) and not (evaluated(trainer.state) or log.has_evaluation(trainer.state.global_step)):
+            if len(held_out) and not (
+                evaluated(trainer.state) or log.has_evaluation(trainer.state.global_step)
+            ):
                 interrupts.closing = True
                 trainer.evaluate()
             trainer.check_finite()
@@ -201,16 +224,27 @@ def save_model(trainer: RecipeTrainer, tokenizer: Any, recipe: Recipe, folder: P
         remove(old)
 
 
-def diverged_at(error: DivergedError, trainer: RecipeTrainer, log: RunLog, has_alpha: bool) -> DivergedError:
-    """What is said of a training that diverged, and written to its log: the step, its examples, and how to go on."""
+def diverged_at(
+    error: DivergedError, trainer: RecipeTrainer, log: RunLog, has_alpha: bool
+) -> DivergedError:
+    """What is said of a training that diverged, and written to its log: the step, its examples, and
+    how to go on."""
     step = error.step or 0
     a_step = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
     dataset: Any = trainer.train_dataset
     order = dataset.indices[(step - 1) * a_step : step * a_step] if step else []
     indices = [dataset.dataset.indices[position] for position in order]
     good = f"checkpoint-{trainer.proven[-1]}" if trainer.proven else None
-    log.write(event="diverged", step=step or trainer.state.global_step, reason=str(error), examples=indices, checkpoint=good)
-    shown = ", ".join(map(str, indices[:8])) + (f" and {len(indices) - 8} others" if len(indices) > 8 else "")
+    log.write(
+        event="diverged",
+        step=step or trainer.state.global_step,
+        reason=str(error),
+        examples=indices,
+        checkpoint=good,
+    )
+    shown = ", ".join(map(str, indices[:8])) + (
+        f" and {len(indices) - 8} others" if len(indices) > 8 else ""
+    )
     where = f"; the step's examples are {shown} of the train split" if indices else ""
     model: Any = trainer.model
     weight = next(infinite(model.named_parameters()), None)
@@ -219,7 +253,8 @@ def diverged_at(error: DivergedError, trainer: RecipeTrainer, log: RunLog, has_a
     alpha = ", or lower the recurrence's alpha" if has_alpha else ""
     mend = f"lower training.learning_rate, which is {trainer.args.learning_rate}, or {clip}{alpha}"
     on = (
-        f"goes on from the last good checkpoint, {log.path.parent / good}; remove that if it is spoilt already"
+        f"goes on from the last good checkpoint, {log.path.parent / good}; remove that if it is "
+        "spoilt already"
         if good
         else "starts anew, as there is no checkpoint yet"
     )
@@ -231,16 +266,18 @@ def tell(text: str) -> None:
 
 
 def evaluated(state: TrainerState) -> bool:
-    """Whether the held-out examples have been evaluated after the last step already, as one of `evaluate_every`."""
+    """Whether the held-out examples have been evaluated after the last step already, as one of
+    `evaluate_every`."""
     last = (entry for entry in state.log_history if entry["step"] == state.global_step)
     return any(name.startswith("eval_") for entry in last for name in entry)
 
 
 def remarks(recipe: Recipe, sets: dict[str, TaskDataset], tokenizer: Any) -> list[str]:
-    """What is to be known of a training before it starts: what was left out, and settings that a paper advises against."""
+    """What is to be known of a training before it starts: what was left out, and settings that a
+    paper advises against."""
     found = [
-        f"{examples.skipped:,} of {len(examples) + examples.skipped:,} {name} examples are left out: "
-        f"they have more than training.max_tokens, {recipe.training.max_tokens}"
+        f"{examples.skipped:,} of {len(examples) + examples.skipped:,} {name} examples are left "
+        f"out: they have more than training.max_tokens, {recipe.training.max_tokens}"
         for name, examples in sets.items()
         if examples.skipped
     ]
@@ -249,7 +286,9 @@ def remarks(recipe: Recipe, sets: dict[str, TaskDataset], tokenizer: Any) -> lis
         for reason, count in recipe.task.left_out(split, tokenizer).items():
             found.append(f"{count:,} rows of the {split} split are left out: {reason}")
     if isinstance(recipe.recurrence, TurboConn):
-        advice = recipe.recurrence.advice(recipe.model.path is not None, recipe.training.learning_rate)
+        advice = recipe.recurrence.advice(
+            recipe.model.path is not None, recipe.training.learning_rate
+        )
         found += [] if advice is None else [advice]
     return found
 
@@ -258,11 +297,15 @@ def warmup_remarks(section: TrainingSection, steps: int) -> list[str]:
     """What a warm-up leaves of a short training."""
     if section.warmup_steps >= steps:
         return [
-            f"training.warmup_steps is {section.warmup_steps}, but there are {steps} steps: the rate never gets to "
-            f"{section.learning_rate:g}, and is 0 in the first step; take a shorter warm-up"
+            f"training.warmup_steps is {section.warmup_steps}, but there are {steps} steps: the "
+            f"rate never gets to {section.learning_rate:g}, and is 0 in the first step; take a "
+            "shorter warm-up"
         ]
     if section.warmup_steps and steps <= FEW_STEPS:
-        return [f"the first of the {steps} steps has learning rate 0, as the warm-up begins there; warmup_steps: 0 has none"]
+        return [
+            f"the first of the {steps} steps has learning rate 0, as the warm-up begins there; "
+            "warmup_steps: 0 has none"
+        ]
     return []
 
 
@@ -273,10 +316,16 @@ def held_out_set(recipe: Recipe, tokenizer: Any, context: int | None = None) -> 
         DataError: it has none, which is better known before the training than after it.
     """
     size = recipe.task.size("valid", tokenizer)
-    count = recipe.training.evaluate_examples if size is None else min(recipe.training.evaluate_examples, size)
+    count = (
+        recipe.training.evaluate_examples
+        if size is None
+        else min(recipe.training.evaluate_examples, size)
+    )
     overlong: Literal["error", "skip"] = "error" if recipe.training.max_tokens is None else "skip"
     limit = most_tokens(recipe.training, context)
-    examples = TaskDataset(recipe.task, "valid", tokenizer, count, max_tokens=limit, overlong=overlong)
+    examples = TaskDataset(
+        recipe.task, "valid", tokenizer, count, max_tokens=limit, overlong=overlong
+    )
     if len(examples):
         examples[0]
     if overlong == "error" and size is not None and not isinstance(recipe.task, Text):
@@ -293,11 +342,14 @@ def check_devices() -> None:
     processes, devices = int(os.environ.get("WORLD_SIZE", "1")), torch.cuda.device_count()
     if processes > 1:
         raise ConfigError(
-            f"undertow train uses one process, but is one of {processes}; start it alone, or train the model with "
-            "transformers.Trainer, which takes any number"
+            f"undertow train uses one process, but is one of {processes}; start it alone, or train "
+            "the model with transformers.Trainer, which takes any number"
         )
     if devices > 1:
-        raise ConfigError(f"undertow train uses one GPU, but sees {devices}; set CUDA_VISIBLE_DEVICES to one of them")
+        raise ConfigError(
+            f"undertow train uses one GPU, but sees {devices}; set CUDA_VISIBLE_DEVICES to one of "
+            "them"
+        )
 
 
 def check_precision(precision: str) -> None:
@@ -308,9 +360,15 @@ def check_precision(precision: str) -> None:
     """
     cuda = torch.cuda.is_available()
     if precision == "tf32" and not (cuda and torch.cuda.get_device_capability() >= (8, 0)):
-        raise ConfigError("training.precision is tf32, which takes a GPU since Ampere, and there is none; use fp32")
+        raise ConfigError(
+            "training.precision is tf32, which takes a GPU since Ampere, and there is none; use "
+            "fp32"
+        )
     if precision == "bf16" and cuda and not torch.cuda.is_bf16_supported():
-        raise ConfigError(f"training.precision is bf16, which {torch.cuda.get_device_name()} does not have; use fp32")
+        raise ConfigError(
+            f"training.precision is bf16, which {torch.cuda.get_device_name()} does not have; use "
+            "fp32"
+        )
 
 
 @takes_paths

@@ -6,9 +6,11 @@ import math
 
 
 def cosine_restarts(step: int, warmup: int, period: int) -> float:
-    """The share of the peak learning rate at a step, from 0 on, with TurboConn's schedule (arXiv 2602.17993, section 4.2).
+    """The share of the peak learning rate at a step, from 0 on, with TurboConn's schedule (arXiv
+    2602.17993, section 4.2).
 
-    Every `period` steps begin anew: `warmup` steps from zero to the peak, then half a cosine down to zero.
+    Every `period` steps begin anew: `warmup` steps from zero to the peak, then half a cosine down
+    to zero.
     """
     position = step % period
     if position < warmup:

@@ -1,4 +1,5 @@
-"""How far the solver that a model is trained with is from the exact rollout: measured, logged, and told in plain words."""
+"""How far the solver that a model is trained with is from the exact rollout: measured, logged, and
+told in plain words."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from undertow.solvers import Auto, RecurrentBlock, Sequential, Solver, SolverMem
 
 logger = logging.getLogger("undertow")
 
-# States that are this far off are worth a warning, and again whenever they are twice as far off as at the last one.
+# States that are this far off are worth a warning, and again whenever they are twice as far off as
+# at the last one.
 WARNING_GAP = 0.05
 
 
@@ -35,7 +37,8 @@ class Gap:
 
 
 def measure_gap(model: Any, inputs: Mapping[str, Any]) -> Gap:
-    """Run the model's training solver and the exact rollout on a batch, without gradients and dropout.
+    """Run the model's training solver and the exact rollout on a batch, without gradients and
+    dropout.
 
     Args:
         model: a hosted model.
@@ -62,7 +65,8 @@ def measure_gap(model: Any, inputs: Mapping[str, Any]) -> Gap:
 def loss_and_states(
     model: Any, attachment: Attachment, inputs: Mapping[str, Any], solver: Solver
 ) -> tuple[float | None, torch.Tensor]:
-    """The loss with a solver, if there are labels, and the states ``[B, T, W]`` that tokens receive for it."""
+    """The loss with a solver, if there are labels, and the states ``[B, T, W]`` that tokens receive
+    for it."""
     before = attachment.prefill
     attachment.prefill = overheard = Overheard(solver, [])
     try:
@@ -77,7 +81,8 @@ def loss_and_states(
 class Overheard(Solver):
     """A solver in one forward; what tokens received in the pass that gave the output is noted.
 
-    A cache holds states too, but those of one pass later; and with a cache packed documents would see each other.
+    A cache holds states too, but those of one pass later; and with a cache packed documents would
+    see each other.
     """
 
     kind: ClassVar[str] = "overheard"
@@ -87,7 +92,9 @@ class Overheard(Solver):
 
     def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
         passes: dict[int, torch.Tensor] = {}
-        output, states, report = self.solver.solve(cast(RecurrentBlock, OverheardBlock(block, passes)))
+        output, states, report = self.solver.solve(
+            cast(RecurrentBlock, OverheardBlock(block, passes))
+        )
         received = block.shift(states)  # where there was no such pass, but exact steps
         for start, given in passes.items():
             received[:, start : start + given.shape[1]] = given
@@ -96,9 +103,12 @@ class Overheard(Solver):
 
 
 class OverheardBlock:
-    """A block, or a span of one that begins at token `start`, whose last passes note what their tokens receive."""
+    """A block, or a span of one that begins at token `start`, whose last passes note what their
+    tokens receive."""
 
-    def __init__(self, block: RecurrentBlock, passes: dict[int, torch.Tensor], start: int = 0) -> None:
+    def __init__(
+        self, block: RecurrentBlock, passes: dict[int, torch.Tensor], start: int = 0
+    ) -> None:
         self.block, self.passes, self.start = block, passes, start
 
     def __getattr__(self, name: str) -> Any:
@@ -110,16 +120,20 @@ class OverheardBlock:
         return self.block.sweep(received, plain, last)
 
     def span(self, start: int, stop: int, initial: torch.Tensor | None) -> OverheardBlock:
-        return OverheardBlock(self.block.span(start, stop, initial), self.passes, self.start + start)
+        return OverheardBlock(
+            self.block.span(start, stop, initial), self.passes, self.start + start
+        )
 
 
 class SolverGap(TrainerCallback, ExportableState):
-    """Logs, every so many steps, how far the training solver is from the exact rollout, and warns when that grows.
+    """Logs, every so many steps, how far the training solver is from the exact rollout, and warns
+    when that grows.
 
-    For a fixed solver both run on the last batch of the step. `Auto` measures by itself; its sweeps and its gap are logged,
-    and its plans go into the Trainer's checkpoints, so that a resumed run goes on with them. The log lines get `solver_gap`
-    (relative error of the states that tokens receive), and `solver_sweeps` and `solver_products` or, if the model computes
-    it, `solver_loss_gap`.
+    For a fixed solver both run on the last batch of the step. `Auto` measures by itself; its sweeps
+    and its gap are logged, and its plans go into the Trainer's checkpoints, so that a resumed run
+    goes on with them. The log lines get `solver_gap` (relative error of the states that tokens
+    receive), and `solver_sweeps` and `solver_products` or, if the model computes it,
+    `solver_loss_gap`.
     """
 
     def __init__(self, every: int = 100) -> None:
@@ -134,13 +148,22 @@ class SolverGap(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of it."""
-        return {"args": {"every": self.every}, "attributes": {"memory": self.memory, "warned": self.warned}}
+        return {
+            "args": {"every": self.every},
+            "attributes": {"memory": self.memory, "warned": self.warned},
+        }
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         attachment = find_attachment(model)
         self.let_go()  # of an interrupted training
-        state.stateful_callbacks.setdefault(type(self).__name__, self.state())  # the Trainer misses it in other checkpoints
-        kept = state.stateful_callbacks[type(self).__name__]["attributes"]  # of the checkpoint resumed from
+        state.stateful_callbacks.setdefault(
+            type(self).__name__, self.state()
+        )  # the Trainer misses it in other checkpoints
+        kept = state.stateful_callbacks[type(self).__name__][
+            "attributes"
+        ]  # of the checkpoint resumed from
         self.warned, self.memory = kept["warned"], kept["memory"]
         if self.memory:
             attachment.memory = SolverMemory.from_mapping(self.memory)
@@ -149,16 +172,25 @@ class SolverGap(TrainerCallback, ExportableState):
 
     def keep(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
         if model.training and torch.is_grad_enabled():
-            self.inputs = {key: value for key, value in kwargs.items() if key not in ("return_dict", "num_items_in_batch")}
+            self.inputs = {
+                key: value
+                for key, value in kwargs.items()
+                if key not in ("return_dict", "num_items_in_batch")
+            }
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         attachment = find_attachment(model)
         if isinstance(attachment.solver, Auto):
             self.memory = attachment.memory.to_mapping()
             plans = attachment.memory.plans
             if plans:
                 plan = plans[max(plans)]
-                self.found = {"solver_gap": plan.gap, "solver_sweeps": plan.sweeps or 0}  # 0: the rollout
+                self.found = {
+                    "solver_gap": plan.gap,
+                    "solver_sweeps": plan.sweeps or 0,
+                }  # 0: the rollout
                 if plan.products is not None:
                     self.found["solver_products"] = plan.products
         elif state.global_step % self.every == 0 and self.inputs:
@@ -172,7 +204,8 @@ class SolverGap(TrainerCallback, ExportableState):
                 self.warned = gap.states
                 logger.warning(
                     "step %d: the states that %s finds are %.0f %% off the exact rollout's%s; "
-                    "generation is exact, so the model will do otherwise there than in training: take more sweeps, or Auto",
+                    "generation is exact, so the model will do otherwise there than in training: "
+                    "take more sweeps, or Auto",
                     state.global_step,
                     attachment.solver,
                     100 * gap.states,
@@ -180,7 +213,9 @@ class SolverGap(TrainerCallback, ExportableState):
                 )
         self.inputs = {}
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         if logs is not None and "loss" in logs and self.found:
             logs.update(self.found)  # for the callbacks after this one
             state.log_history[-1].update(self.found)

@@ -21,12 +21,15 @@ from undertow.lab.training.schedule import cosine_restarts
 
 # Its name up to transformers 5.23 was gradient_checkpointing.
 CHECKPOINTING = next(
-    f.name for f in fields(TrainingArguments) if f.name in ("activation_checkpointing", "gradient_checkpointing")
+    f.name
+    for f in fields(TrainingArguments)
+    if f.name in ("activation_checkpointing", "gradient_checkpointing")
 )
 
 
 class RecipeTrainer(FastGates, DepthTraining, GuardedSteps, ProvenCheckpoints, Trainer):
-    """A Trainer that takes the examples in the order that `training_set` chose; its gates learn at their own rate."""
+    """A Trainer that takes the examples in the order that `training_set` chose; its gates learn at
+    their own rate."""
 
     def __init__(self, section: TrainingSection, **settings: Any) -> None:
         super().__init__(**settings)
@@ -38,12 +41,15 @@ class RecipeTrainer(FastGates, DepthTraining, GuardedSteps, ProvenCheckpoints, T
         # With a cache, transformers does not tell packed documents apart.
         return super().compute_loss(model, {**inputs, "use_cache": False}, *args, **kwargs)
 
-    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(
+        self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
         self.padded.append(inputs["input_ids"].shape[1])
         return super().training_step(model, inputs, *args, **kwargs)
 
     def lengths(self, recipe: Recipe) -> dict[str, float]:
-        """The mean number of tokens of a batch, padding included, and of groups that an exact rollout of it goes through."""
+        """The mean number of tokens of a batch, padding included, and of groups that an exact
+        rollout of it goes through."""
         if not self.padded:
             return {}
         lag = 1 if recipe.recurrence is None else getattr(recipe.recurrence, "lag", 1)
@@ -53,7 +59,9 @@ class RecipeTrainer(FastGates, DepthTraining, GuardedSteps, ProvenCheckpoints, T
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.section.schedule != "cosine_restarts" or self.lr_scheduler is not None:
             return super().create_scheduler(num_training_steps, optimizer)
-        shape = functools.partial(cosine_restarts, warmup=self.section.warmup_steps, period=self.section.restart_every)
+        shape = functools.partial(
+            cosine_restarts, warmup=self.section.warmup_steps, period=self.section.restart_every
+        )
         scheduled: Any = self.optimizer if optimizer is None else optimizer
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(scheduled, shape)
         return self.lr_scheduler
@@ -70,7 +78,13 @@ def arguments(
     checkpointing: dict[str, Any] = {CHECKPOINTING: section.activation_checkpointing}
     steps = section.steps if steps is None else steps
     restarts = section.schedule == "cosine_restarts"  # which the Trainer does not know
-    schedule = "constant_with_warmup" if restarts else "cosine_with_min_lr" if section.floor else section.schedule
+    schedule = (
+        "constant_with_warmup"
+        if restarts
+        else "cosine_with_min_lr"
+        if section.floor
+        else section.schedule
+    )
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -85,7 +99,8 @@ def arguments(
         adam_beta2=section.beta2,
         max_grad_norm=section.clip,
         bf16=section.precision == "bf16",
-        tf32=section.precision == "tf32",  # for the whole process, so an earlier run's is taken back
+        tf32=section.precision
+        == "tf32",  # for the whole process, so an earlier run's is taken back
         **checkpointing,
         logging_steps=section.log_every,
         logging_first_step=True,

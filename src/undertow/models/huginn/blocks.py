@@ -1,4 +1,5 @@
-"""Huginn's layers: the sandwich block with biased queries and keys, and rotary positions over interleaved pairs."""
+"""Huginn's layers: the sandwich block with biased queries and keys, and rotary positions over
+interleaved pairs."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ class Context:
     """What every layer of a forward is given besides its input.
 
     Attributes:
-        turns: the rotary angles as complex numbers of length one ``[B or 1, T, 1, head width / 2]``, in fp32.
-        mask: which keys each query sees ``[B or 1, 1, T, N]``; None for the plain causal mask, or for a single query
-            that sees all.
+        turns: the rotary angles as complex numbers of length one ``[B or 1, T, 1, head width /
+            2]``, in fp32.
+        mask: which keys each query sees ``[B or 1, 1, T, N]``; None for the plain causal mask, or
+            for a single query that sees all.
         cache: keys and values of the tokens before.
     """
 
@@ -37,23 +39,32 @@ class Context:
 
 
 def rotary_frequencies(config: HuginnConfig, device: torch.device | None = None) -> torch.Tensor:
-    """The angle by which each pair of channels turns from one position to the next ``[head width / 2]``."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
+    """The angle by which each pair of channels turns from one position to the next ``[head width /
+    2]``."""
+    exponents = (
+        torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
+    )
     return 1.0 / (config.rope_base**exponents)
 
 
 def rotary_table(config: HuginnConfig) -> torch.Tensor:
-    """Cosines and sines of the first positions, as checkpoints hold them: ``[1, block_size, 1, head width / 2, 2]``."""
+    """Cosines and sines of the first positions, as checkpoints hold them: ``[1, block_size, 1, head
+    width / 2, 2]``."""
     positions = torch.arange(config.block_size, dtype=torch.float32)
     angles = torch.outer(positions, rotary_frequencies(config))[None, :, None, :]
     return torch.stack([angles.cos(), angles.sin()], dim=-1)
 
 
 def rotate(heads: torch.Tensor, context: Context) -> torch.Tensor:
-    """Turn each pair of neighbouring channels of ``[B, T, heads, head width]`` by its token's angle, in fp32."""
+    """Turn each pair of neighbouring channels of ``[B, T, heads, head width]`` by its token's
+    angle, in fp32."""
     even, odd = heads.float().unflatten(-1, (-1, 2)).unbind(-1)
     cosines, sines = context.turns.real, context.turns.imag
-    return torch.stack([even * cosines - odd * sines, odd * cosines + even * sines], dim=-1).flatten(-2).type_as(heads)
+    return (
+        torch.stack([even * cosines - odd * sines, odd * cosines + even * sines], dim=-1)
+        .flatten(-2)
+        .type_as(heads)
+    )
 
 
 class RMSNorm(nn.Module):
@@ -67,11 +78,15 @@ class RMSNorm(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if hidden.dtype == torch.float32:
             return F.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.eps)
-        return F.rms_norm(hidden.float(), (hidden.shape[-1],), eps=self.eps).type_as(hidden) * self.weight
+        return (
+            F.rms_norm(hidden.float(), (hidden.shape[-1],), eps=self.eps).type_as(hidden)
+            * self.weight
+        )
 
 
 class BranchEnd(nn.Linear):
-    """The last matrix of a residual branch, whose initial weights are smaller the deeper the model is."""
+    """The last matrix of a residual branch, whose initial weights are smaller the deeper the model
+    is."""
 
 
 class Attention(nn.Module):
@@ -81,12 +96,16 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.head_width, self.layer = config.n_heads, config.head_dim, layer
         self.Wqkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
-        self.qk_bias = nn.Parameter(torch.zeros(2, 1, self.heads, self.head_width)) if config.qk_bias else None
+        self.qk_bias = (
+            nn.Parameter(torch.zeros(2, 1, self.heads, self.head_width)) if config.qk_bias else None
+        )
         self.proj = BranchEnd(config.n_embd, config.n_embd, bias=False)
 
     def forward(self, hidden: torch.Tensor, context: Context) -> torch.Tensor:
         """Attention of ``[B, T, D]`` to itself and to what `context.cache` holds."""
-        projected = self.Wqkv(hidden).unflatten(-1, (3, self.heads, self.head_width))  # [B, T, 3, heads, head width]
+        projected = self.Wqkv(hidden).unflatten(
+            -1, (3, self.heads, self.head_width)
+        )  # [B, T, 3, heads, head width]
         both, values = projected[:, :, :2], projected[:, :, 2].transpose(1, 2)
         if self.qk_bias is not None:
             both = (both + self.qk_bias[:, 0]).type_as(both)
@@ -96,7 +115,11 @@ class Attention(nn.Module):
         if context.cache is not None:
             keys, values = context.cache.layers[self.layer].update(keys, values)  # type: ignore[union-attr]
         attended = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=context.mask, is_causal=context.mask is None and queries.shape[2] > 1
+            queries,
+            keys,
+            values,
+            attn_mask=context.mask,
+            is_causal=context.mask is None and queries.shape[2] > 1,
         )
         return self.proj(attended.transpose(1, 2).flatten(2))
 
@@ -115,11 +138,14 @@ class GatedMLP(nn.Module):
 
 
 class SandwichBlock(nn.Module):
-    """x ← norm_2(attn(norm_1 x) + x);  x ← norm_4(mlp(norm_3 x) + x). The outer norms sit on the residual stream."""
+    """x ← norm_2(attn(norm_1 x) + x);  x ← norm_4(mlp(norm_3 x) + x). The outer norms sit on the
+    residual stream."""
 
     def __init__(self, config: HuginnConfig, layer: int) -> None:
         super().__init__()
-        self.norm_1, self.norm_2, self.norm_3, self.norm_4 = (RMSNorm(config.n_embd, config.norm_eps) for _ in range(4))
+        self.norm_1, self.norm_2, self.norm_3, self.norm_4 = (
+            RMSNorm(config.n_embd, config.norm_eps) for _ in range(4)
+        )
         self.attn = Attention(config, layer)
         self.mlp = GatedMLP(config)
 

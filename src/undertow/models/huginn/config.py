@@ -10,7 +10,8 @@ from transformers import PreTrainedConfig
 from undertow.depth.loop import check_depth
 from undertow.errors import ConfigError
 
-# Keys of public configs that change what the model computes, and the one value of each that this code computes.
+# Keys of public configs that change what the model computes, and the one value of each that this
+# code computes.
 SUPPORTED: dict[str, Any] = {
     "architecture_class_name": "RecurrentGPT",
     "block_class_name": "SandwichBlock",
@@ -38,14 +39,20 @@ LEAST = {
 
 
 class HuginnConfig(PreTrainedConfig):
-    """A recurrent-depth model (arXiv 2502.05171): prelude, looped core and coda. The defaults are the released model's.
+    """A recurrent-depth model (arXiv 2502.05171): prelude, looped core and coda. The defaults are
+    the released model's.
 
     Raises:
-        ConfigError: a number of layers, a width or a depth makes no model, or a key asks for another kind of model.
+        ConfigError: a number of layers, a width or a depth makes no model, or a key asks for
+            another kind of model.
     """
 
     model_type = "huginn_raven"
-    attribute_map = {"num_attention_heads": "n_heads", "hidden_size": "n_embd", "num_hidden_layers": "n_layers"}  # noqa: RUF012
+    attribute_map = {  # noqa: RUF012
+        "num_attention_heads": "n_heads",
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layers",
+    }
     keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012
 
     def __init__(
@@ -71,11 +78,21 @@ class HuginnConfig(PreTrainedConfig):
         self.n_embd, self.n_heads = n_embd, kwargs.pop("num_attention_heads", n_heads)
         self.n_layers_in_prelude, self.n_layers_in_coda = n_layers_in_prelude, n_layers_in_coda
         self.n_layers_in_recurrent_block = n_layers_in_recurrent_block
-        self.intermediate_size, self.vocab_size, self.block_size = intermediate_size, vocab_size, block_size
+        self.intermediate_size, self.vocab_size, self.block_size = (
+            intermediate_size,
+            vocab_size,
+            block_size,
+        )
         self.qk_bias, self.norm_eps, self.rope_base = qk_bias, norm_eps, rope_base
         self.mean_recurrence, self.mean_backprop_depth = mean_recurrence, mean_backprop_depth
         self.tie_embeddings, self.state_seed = tie_embeddings, state_seed
-        for name in ("n_layers", "num_hidden_layers", "num_key_value_heads", "head_dim", "tie_word_embeddings"):
+        for name in (
+            "n_layers",
+            "num_hidden_layers",
+            "num_key_value_heads",
+            "head_dim",
+            "tie_word_embeddings",
+        ):
             kwargs.pop(name, None)
         for name, supported in SUPPORTED.items():
             setattr(self, name, kwargs.pop(name, supported))
@@ -89,7 +106,8 @@ class HuginnConfig(PreTrainedConfig):
             value = getattr(self, name)
             if value != supported:
                 raise ConfigError(
-                    f"{name} is {value!r}, which this model does not compute; use {supported!r} or leave it out"
+                    f"{name} is {value!r}, which this model does not compute; use {supported!r} or "
+                    "leave it out"
                 )
         for name, least in LEAST.items():
             value = getattr(self, name)
@@ -97,7 +115,8 @@ class HuginnConfig(PreTrainedConfig):
                 raise ConfigError(f"{name} is {value!r}; use a whole number, {least} or more")
         if self.n_embd % self.n_heads or (self.n_embd // self.n_heads) % 2:
             raise ConfigError(
-                f"n_embd {self.n_embd} does not make {self.n_heads} heads of an even width, which rotary positions need"
+                f"n_embd {self.n_embd} does not make {self.n_heads} heads of an even width, which "
+                "rotary positions need"
             )
         check_depth("mean_recurrence", self.mean_recurrence)
         check_depth("mean_backprop_depth", self.mean_backprop_depth)
@@ -114,12 +133,15 @@ class HuginnConfig(PreTrainedConfig):
     def expected_depth(self) -> int:
         """Layers that a token passes at the mean recurrence."""
         return int(
-            self.n_layers_in_prelude + self.n_layers_in_coda + self.n_layers_in_recurrent_block * self.mean_recurrence
+            self.n_layers_in_prelude
+            + self.n_layers_in_coda
+            + self.n_layers_in_recurrent_block * self.mean_recurrence
         )
 
     @property
     def std(self) -> float:
-        """Standard deviation of the initial weights, and of the initial state before it is scaled."""
+        """Standard deviation of the initial weights, and of the initial state before it is
+        scaled."""
         return math.sqrt(2 / (5 * self.n_embd))
 
     @property

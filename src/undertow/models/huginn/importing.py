@@ -15,16 +15,21 @@ from undertow.models.huginn.model import HuginnForCausalLM
 from undertow.paths import takes_paths
 from undertow.reading import read_json
 
-# What torch.compile, distributed wrappers and the training code put before each name, in any order and number.
+# What torch.compile, distributed wrappers and the training code put before each name, in any order
+# and number.
 PREFIXES = ("_orig_mod.", "_original_module.", "_fsdp_wrapped_module.", "module.", "model.")
-# In the names of a second copy of each weight, which a wrapper left in the public training checkpoints.
+# In the names of a second copy of each weight, which a wrapper left in the public training
+# checkpoints.
 COPY = "_forward_module"
 TIED = "lm_head.weight", "transformer.wte.weight"
 
 
 @takes_paths
-def import_huginn(source: Path, config: HuginnConfig | None = None, dtype: torch.dtype | None = None) -> HuginnForCausalLM:
-    """A model with the weights in `source`: a safetensors or torch file, or a folder of safetensors.
+def import_huginn(
+    source: Path, config: HuginnConfig | None = None, dtype: torch.dtype | None = None
+) -> HuginnForCausalLM:
+    """A model with the weights in `source`: a safetensors or torch file, or a folder of
+    safetensors.
 
     `config` is read from the folder's `config.json` if it is not given.
 
@@ -64,7 +69,10 @@ def read_weights(source: Path) -> dict[str, torch.Tensor]:
     """All tensors in a file or a folder, by name."""
     files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
     if not files or not all(file.is_file() for file in files):
-        raise CheckpointError(f"{source} holds no weights: give a .safetensors or torch file, or a folder of safetensors")
+        raise CheckpointError(
+            f"{source} holds no weights: give a .safetensors or torch file, or a folder of "
+            "safetensors"
+        )
     weights: dict[str, torch.Tensor] = {}
     for file in files:
         try:
@@ -75,7 +83,8 @@ def read_weights(source: Path) -> dict[str, torch.Tensor]:
                 weights |= held.get("model", held) if isinstance(held, dict) else {}
         except pickle.UnpicklingError as error:
             raise CheckpointError(
-                f"{file} is damaged or holds more than tensors, and nothing is unpickled; if you trust it, load it elsewhere"
+                f"{file} is damaged or holds more than tensors, and nothing is unpickled; if you "
+                "trust it, load it elsewhere"
                 ' and re-save only the state dict of the model, state["model"]'
             ) from error
         except Exception as error:  # safetensors, pickle and zip readers raise any kind
@@ -84,7 +93,8 @@ def read_weights(source: Path) -> dict[str, torch.Tensor]:
 
 
 def strip_prefixes(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same weights without the prefixes that training wrappers put before their names, and without second copies.
+    """The same weights without the prefixes that training wrappers put before their names, and
+    without second copies.
 
     Raises:
         CheckpointError: two names become one.
@@ -108,7 +118,8 @@ def load_weights(model: HuginnForCausalLM, weights: Mapping[str, torch.Tensor]) 
     """Put `weights` into the model; the rotary table is left out, as it is computed.
 
     Raises:
-        CheckpointError: a weight is missing, unknown, of another shape, or at odds with the one it is tied to.
+        CheckpointError: a weight is missing, unknown, of another shape, or at odds with the one it
+            is tied to.
     """
     found = strip_prefixes(weights)
     found.pop("freqs_cis", None)
@@ -116,7 +127,10 @@ def load_weights(model: HuginnForCausalLM, weights: Mapping[str, torch.Tensor]) 
     head, embedding = TIED
     if model.config.tie_embeddings:
         if head in found and embedding in found and not torch.equal(found[head], found[embedding]):
-            raise CheckpointError(f"{head} and {embedding} differ, but the config ties them; set tie_embeddings to false")
+            raise CheckpointError(
+                f"{head} and {embedding} differ, but the config ties them; set tie_embeddings to "
+                "false"
+            )
         shared = found.get(embedding, found.get(head))
         if shared is not None:
             found[head] = found[embedding] = shared
@@ -125,10 +139,13 @@ def load_weights(model: HuginnForCausalLM, weights: Mapping[str, torch.Tensor]) 
             raise CheckpointError(f"the checkpoint lacks {name}{nearest(name, found)}")
     for name, tensor in found.items():
         if name not in expected:
-            raise CheckpointError(f"the checkpoint holds {name}, which this model has not{nearest(name, expected)}")
+            raise CheckpointError(
+                f"the checkpoint holds {name}, which this model has not{nearest(name, expected)}"
+            )
         if tensor.shape != expected[name].shape:
             raise CheckpointError(
-                f"{name} has shape {list(tensor.shape)} in the checkpoint and {list(expected[name].shape)} by the config; "
-                "give the config that it was trained with"
+                f"{name} has shape {list(tensor.shape)} in the checkpoint and "
+                f"{list(expected[name].shape)} by the config; give the config that it was trained "
+                "with"
             )
     model.load_state_dict(found, strict=False)

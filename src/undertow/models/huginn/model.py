@@ -1,4 +1,5 @@
-"""The Huginn model as a `transformers` causal language model whose forward and `generate` take a depth."""
+"""The Huginn model as a `transformers` causal language model whose forward and `generate` take a
+depth."""
 
 from __future__ import annotations
 
@@ -32,13 +33,16 @@ from undertow.models.huginn.blocks import (
 from undertow.models.huginn.config import HuginnConfig
 from undertow.models.huginn.passes import HuginnOutput, HuginnPass, check_exit, kept
 
-# Arguments that other code gives to a forward and that would be dropped here in silence: the values that ask for nothing,
-# and what to do instead of any other.
+# Arguments that other code gives to a forward and that would be dropped here in silence: the values
+# that ask for nothing, and what to do instead of any other.
 UNREAD: dict[str, tuple[tuple[Any, ...], str]] = {
     "num_steps": ((None,), "give it as depth"),
     "input_states": ((None,), "give them as initial"),
     "init_scale": ((None, 1), "give scaled states as initial"),
-    "output_hidden_states": ((None, False), "give watch, or use undertow.lab.inspections.inspect_depth, to see the states"),
+    "output_hidden_states": (
+        (None, False),
+        "give watch, or use undertow.lab.inspections.inspect_depth, to see the states",
+    ),
     "output_attentions": ((None, False), "leave it out, as attention weights are never formed"),
     "recurrent_mask": ((None,), "leave it out, as there is no recurrence in time"),
     "return_dict": ((None, True), "leave it out and read the output's fields, such as logits"),
@@ -48,7 +52,8 @@ KNOWN = frozenset({*LOOP_ARGUMENTS, *UNREAD, *TransformersKwargs.__annotations__
 
 
 class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
-    """Prelude, looped core and coda with a tied head, in the released checkpoint's layout (arXiv 2502.05171)."""
+    """Prelude, looped core and coda with a tied head, in the released checkpoint's layout (arXiv
+    2502.05171)."""
 
     config: HuginnConfig
     config_class = HuginnConfig
@@ -59,7 +64,8 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}  # noqa: RUF012
     _supports_sdpa = True
     _supports_cache_class = True
-    # A checkpoint may hold the rotary table in any precision, or not at all: it is computed, in fp32.
+    # A checkpoint may hold the rotary table in any precision, or not at all: it is computed, in
+    # fp32.
     _keys_to_ignore_on_load_missing = ["freqs_cis"]  # noqa: RUF012
 
     def __init__(self, config: HuginnConfig) -> None:
@@ -72,7 +78,9 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
         )
 
         def blocks(start: int, count: int) -> nn.ModuleList:
-            return nn.ModuleList(SandwichBlock(config, layer) for layer in range(start, start + count))
+            return nn.ModuleList(
+                SandwichBlock(config, layer) for layer in range(start, start + count)
+            )
 
         self.transformer = nn.ModuleDict(
             {
@@ -85,7 +93,8 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
             }
         )
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        # Only for the checkpoint's layout: angles are computed from the positions, which a cast to bf16 cannot blur.
+        # Only for the checkpoint's layout: angles are computed from the positions, which a cast to
+        # bf16 cannot blur.
         self.register_buffer("freqs_cis", rotary_table(config), persistent=True)
         self.gradient_checkpointing = False
         self.post_init()
@@ -95,7 +104,8 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
         """Load a model; arguments as for any `from_pretrained`.
 
         Raises:
-            CheckpointError: a weight is missing, unknown or, without `ignore_mismatched_sizes`, of another shape.
+            CheckpointError: a weight is missing, unknown or, without `ignore_mismatched_sizes`, of
+                another shape.
         """
         wants_info = kwargs.pop("output_loading_info", False)
         any_shape = kwargs.pop("ignore_mismatched_sizes", False)
@@ -130,11 +140,16 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         """Scaled initialisation: σ = √(2/5h), divided by √(2 · depth) where a residual branch ends.
 
-        The training code of the paper, unlike its released model file, gives both halves of `fc` the same σ.
+        The training code of the paper, unlike its released model file, gives both halves of `fc`
+        the same σ.
         """
         std = self.config.std
         if isinstance(module, nn.Linear | nn.Embedding):
-            std = std / (2 * self.config.expected_depth) ** 0.5 if isinstance(module, BranchEnd) else std
+            std = (
+                std / (2 * self.config.expected_depth) ** 0.5
+                if isinstance(module, BranchEnd)
+                else std
+            )
             nn.init.trunc_normal_(module.weight, std=std, a=-3 * std, b=3 * std)
         elif isinstance(module, Attention) and module.qk_bias is not None:
             nn.init.zeros_(module.qk_bias)
@@ -167,22 +182,29 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
 
         Args:
             attention_mask: ``[B, cached + T]``, 0 at padding on either side.
-            position_ids: absolute positions ``[B, T]`` or ``[1, T]``; counted from the mask by default. Where there is no
-                mask and they start again, a packed document begins, which is read as it would be alone.
-            labels: the input ids themselves, -100 where there is no loss; they are shifted here, as transformers does.
-            depth: iterations r, of which the last `mean_backprop_depth` carry gradient, or (without, with gradient); the
-                mean recurrence by default. Whether in training or evaluation mode makes no difference.
+            position_ids: absolute positions ``[B, T]`` or ``[1, T]``; counted from the mask by
+                default. Where there is no mask and they start again, a packed document begins,
+                which is read as it would be alone.
+            labels: the input ids themselves, -100 where there is no loss; they are shifted here, as
+                transformers does.
+            depth: iterations r, of which the last `mean_backprop_depth` carry gradient, or
+                (without, with gradient); the mean recurrence by default. Whether in training or
+                evaluation mode makes no difference.
             exit_rule: lets each token stop before `depth`. Without gradients only.
-            warm_start: a continued row's first new token starts from the last token's state instead of noise.
-            resume: the new tokens have run this many iterations, on this cache, before it was cropped by them: go on there.
-            state_seed: seed of the initial states, one or one a row ``[B]``; the config's by default.
+            warm_start: a continued row's first new token starts from the last token's state instead
+                of noise.
+            resume: the new tokens have run this many iterations, on this cache, before it was
+                cropped by them: go on there.
+            state_seed: seed of the initial states, one or one a row ``[B]``; the config's by
+                default.
             initial: initial states ``[B, T, D]`` instead of noise.
             watch: called after each iteration with its number and the states before and after.
 
         Raises:
-            ConfigError: the depth is below 1, an exit rule is given where it cannot work, or an argument is asked for that
-                other models have and this one has not.
-            DataError: inputs are missing or do not fit each other, or packed documents are given beside a cache.
+            ConfigError: the depth is below 1, an exit rule is given where it cannot work, or an
+                argument is asked for that other models have and this one has not.
+            DataError: inputs are missing or do not fit each other, or packed documents are given
+                beside a cache.
         """
         check_names(kwargs)
         values = (depth, exit_rule, warm_start, resume, state_seed, initial, watch)
@@ -197,24 +219,42 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
         if cache is None and (given or exit_rule is not None):
             cache = DepthCache(tokens=tokens)
         owner = ("Huginn", computing_type(embedded))
-        ledger = None if cache is None else begin(cache, self.config.n_layers, batch, steps.total, owner=owner)
+        ledger = (
+            None
+            if cache is None
+            else begin(cache, self.config.n_layers, batch, steps.total, owner=owner)
+        )
         past, cursor = (0, None) if ledger is None else (ledger.seen, ledger.cursor)
         document = None
         if attention_mask is None and position_ids is not None and tokens > 1:
             document = find_packed_sequence_indices(position_ids)
         if document is not None and given:
-            raise DataError("position_ids start again, as in packed documents, which a cache would mix; set use_cache=False")
+            raise DataError(
+                "position_ids start again, as in packed documents, which a cache would mix; set "
+                "use_cache=False"
+            )
         context, positions, real = self.context(
             attention_mask, position_ids, document, batch, tokens, past, embedded.device, cache
         )
 
-        forward = HuginnPass(self, embedded * self.config.embedding_scale, positions, context, cursor)
-        state = self.first_state(positions, embedded, state_seed, initial, warm_start, resume, ledger)
+        forward = HuginnPass(
+            self, embedded * self.config.embedding_scale, positions, context, cursor
+        )
+        state = self.first_state(
+            positions, embedded, state_seed, initial, warm_start, resume, ledger
+        )
 
         logits = None
         if exit_rule is None:
             checkpointing = bool(self.gradient_checkpointing) and cache is None
-            state = iterate(forward.iterate, state, steps, start=resume, checkpointing=checkpointing, watch=watch)
+            state = iterate(
+                forward.iterate,
+                state,
+                steps,
+                start=resume,
+                checkpointing=checkpointing,
+                watch=watch,
+            )
             depths = torch.full((batch, tokens), steps.total, device=state.device)
         else:
             check_exit(exit_rule, forward.embedding, resume)
@@ -232,7 +272,9 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
 
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+            )
         held: dict[str, Any] = {CACHE: cache} if given else {}
         return HuginnOutput(loss=loss, logits=logits, states=state, depths=depths, **held)
 
@@ -255,14 +297,21 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
         start = 0 if ledger is None else ledger.seen
         if resume:
             if ledger is None or initial is not None:
-                raise ConfigError("resume goes on from the states in a cache; give the cache, and no initial states")
+                raise ConfigError(
+                    "resume goes on from the states in a cache; give the cache, and no initial "
+                    "states"
+                )
             return ledger.states(start, start + like.shape[1]).clone()
         if initial is not None:
             if initial.shape != like.shape:
-                raise DataError(f"initial has shape {list(initial.shape)}; the states have {list(like.shape)}")
+                raise DataError(
+                    f"initial has shape {list(initial.shape)}; the states have {list(like.shape)}"
+                )
             return initial.to(like.dtype)
         std = self.config.std * self.config.embedding_scale
-        state = initial_state(positions, like.shape[2], std, self.config.state_seed if seed is None else seed)
+        state = initial_state(
+            positions, like.shape[2], std, self.config.state_seed if seed is None else seed
+        )
         state = state.to(like.dtype).expand_as(like)
         if warm_start and ledger is not None and start:
             state = torch.cat([ledger.states(start - 1, start), state[:, 1:]], dim=1)
@@ -279,11 +328,14 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
         device: torch.device,
         cache: Cache | None,
     ) -> tuple[Context, torch.Tensor, torch.Tensor | None]:
-        """What the layers need of positions, padding and packed documents, which `document` ``[B or 1, T]`` numbers; the
-        positions ``[B, T]``; which tokens are real ``[B, T]``."""
-        if mask is not None and (mask.ndim != 2 or mask.shape[1] < past + tokens or mask.shape[0] not in (1, batch)):
+        """What the layers need of positions, padding and packed documents, which `document` ``[B or
+        1, T]`` numbers; the positions ``[B, T]``; which tokens are real ``[B, T]``."""
+        if mask is not None and (
+            mask.ndim != 2 or mask.shape[1] < past + tokens or mask.shape[0] not in (1, batch)
+        ):
             raise DataError(
-                f"attention_mask has shape {list(mask.shape)}; it needs [{batch}, {past + tokens}], 0 at padding"
+                f"attention_mask has shape {list(mask.shape)}; it needs [{batch}, "
+                f"{past + tokens}], 0 at padding"
             )
         real = None
         if mask is not None:
@@ -306,13 +358,16 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
         elif document is not None:
             allowed = (document[:, :, None] == document[:, None]).tril()[:, None]
         elif past and tokens > 1:
-            allowed = torch.ones(tokens, past + tokens, dtype=torch.bool, device=device).tril(past)[None, None]
+            allowed = torch.ones(tokens, past + tokens, dtype=torch.bool, device=device).tril(past)[
+                None, None
+            ]
         context = Context(torch.complex(angles.cos(), angles.sin())[:, :, None], allowed, cache)
         return context, positions.expand(batch, -1), real
 
 
 def check_names(given: dict[str, Any]) -> None:
-    """Refuse keywords that nothing here reads and that ask for something, or are near one that is read."""
+    """Refuse keywords that nothing here reads and that ask for something, or are near one that is
+    read."""
     for name, (idle, instead) in UNREAD.items():
         if given.get(name) not in idle:
             raise ConfigError(f"{name} is not read by Huginn's forward; {instead}")
@@ -321,8 +376,10 @@ def check_names(given: dict[str, Any]) -> None:
 
 
 def check_loaded(source: Any, info: dict[str, Any], any_shape: bool) -> None:
-    """Refuse a checkpoint whose weights are not the model's: the library would make up what it does not find."""
-    # Unknown names come before missing ones: where training put a prefix before the names, they show it.
+    """Refuse a checkpoint whose weights are not the model's: the library would make up what it does
+    not find."""
+    # Unknown names come before missing ones: where training put a prefix before the names, they
+    # show it.
     if info["unexpected_keys"]:
         problem = f"holds {min(info['unexpected_keys'])}, which the config's model has not"
     elif info["missing_keys"]:
@@ -333,8 +390,8 @@ def check_loaded(source: Any, info: dict[str, Any], any_shape: bool) -> None:
     else:
         return
     raise CheckpointError(
-        f"{source} {problem}; give the config that it was saved with, and bring a raw training checkpoint into this layout "
-        "with undertow convert --huginn"
+        f"{source} {problem}; give the config that it was saved with, and bring a raw training "
+        "checkpoint into this layout with undertow convert --huginn"
     )
 
 

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class HuginnOutput(CausalLMOutputWithPast):
-    """What a forward returns: loss, logits ``[B, T, V]`` in fp32, the cache under the library's name for it, and
+    """What a forward returns: loss, logits ``[B, T, V]`` in fp32, the cache under the library's
+    name for it, and
 
     Attributes:
         states: each token's last state ``[B, T, D]``, before the final norm.
-        depths: the iterations that each token ran ``[B, T]``; 0 for padding where an exit rule chose.
+        depths: the iterations that each token ran ``[B, T]``; 0 for padding where an exit rule
+            chose.
     """
 
     states: torch.Tensor | None = None
@@ -32,7 +34,8 @@ class HuginnOutput(CausalLMOutputWithPast):
 
 
 class HuginnPass:
-    """One forward of the layers with everything but the state bound: what the loop and its exits call.
+    """One forward of the layers with everything but the state bound: what the loop and its exits
+    call.
 
     Attributes:
         embedding: the prelude's output e ``[b, T, D]``.
@@ -58,7 +61,11 @@ class HuginnPass:
     def keep(self, rows: torch.Tensor) -> None:
         """See `AdaptivePass`."""
         embedding, positions, context = self.whole
-        self.embedding, self.positions, self.context = embedding[rows], positions[rows], context.rows(rows)
+        self.embedding, self.positions, self.context = (
+            embedding[rows],
+            positions[rows],
+            context.rows(rows),
+        )
         if self.cursor is not None:
             self.cursor.rows = rows
 
@@ -68,14 +75,18 @@ class HuginnPass:
         if self.cursor is not None:
             self.cursor.leave_loop()
 
-    def iterate(self, state: torch.Tensor, index: int, moving: torch.Tensor | None = None) -> torch.Tensor:
+    def iterate(
+        self, state: torch.Tensor, index: int, moving: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """One iteration: the adapter on cat(state, e), then the core."""
         if self.cursor is not None:
             self.cursor.iteration, self.cursor.moving, self.cursor.first = index, moving, False
         hidden = self.model.transformer["adapter"](torch.cat([state, self.embedding], dim=-1))
         return self.run("core_block", hidden)
 
-    def logits(self, state: torch.Tensor, index: int, moving: torch.Tensor | None, first: bool) -> torch.Tensor:
+    def logits(
+        self, state: torch.Tensor, index: int, moving: torch.Tensor | None, first: bool
+    ) -> torch.Tensor:
         """See `AdaptivePass`."""
         assert self.cursor is not None
         self.cursor.iteration, self.cursor.moving, self.cursor.first = index, moving, first
@@ -97,21 +108,31 @@ class HuginnPass:
         return hidden
 
     def gate(self, state: torch.Tensor) -> torch.Tensor:
-        raise ConfigError("Huginn has no exit gate; use a rule that looks at the state or the logits")
+        raise ConfigError(
+            "Huginn has no exit gate; use a rule that looks at the state or the logits"
+        )
 
 
 def check_exit(rule: ExitRule, embedding: torch.Tensor, resume: int) -> None:
     """Refuse an exit rule that cannot work here."""
     if resume:
-        raise ConfigError("an exit rule cannot resume from an earlier iteration; leave out one of exit_rule and resume")
+        raise ConfigError(
+            "an exit rule cannot resume from an earlier iteration; leave out one of exit_rule and "
+            "resume"
+        )
     if torch.is_grad_enabled() and embedding.requires_grad:
-        raise ConfigError("an exit rule works without gradients only; call the model under torch.no_grad()")
+        raise ConfigError(
+            "an exit rule works without gradients only; call the model under torch.no_grad()"
+        )
     if rule.needs_gate:
-        raise ConfigError(f"the exit rule {rule.kind} needs a model with an exit gate, which this one has not")
+        raise ConfigError(
+            f"the exit rule {rule.kind} needs a model with an exit gate, which this one has not"
+        )
 
 
 def kept(logits_to_keep: int | torch.Tensor) -> slice | torch.Tensor:
-    """The tokens whose logits are wanted: the last so many, all for 0, or those with these indices."""
+    """The tokens whose logits are wanted: the last so many, all for 0, or those with these
+    indices."""
     if isinstance(logits_to_keep, int):
         return slice(-logits_to_keep, None) if logits_to_keep else slice(None)
     return logits_to_keep
