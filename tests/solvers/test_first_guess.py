@@ -26,7 +26,7 @@ class Watching(Solver):
 
     def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
         output, exact, report = Sequential().solve(block)
-        guess = block.begin()
+        guess = block.initial_states()
         self.guesses.append(guess)
         if guess is not None:
             self.errors.append(float((guess - exact).norm() / exact.norm()))

@@ -33,10 +33,10 @@ class Picard(Solver):
         _, readings = block.sweep(None)
         states = block.guess(readings)
         for _ in range(block.tokens):
-            received = block.shift(self.at("shift", states))
+            received = block.received_from(self.at("received", states))
             _, readings = block.sweep(self.at("sweep", received))
             states = block.update(readings, self.at("update", received))
-        output, readings = block.sweep(block.shift(states), last=True)
+        output, readings = block.sweep(block.received_from(states), last=True)
         report = SolverReport(self.kind, block.tokens, block.tokens, block.tokens)
         return self.at("output", output), self.at("states", states), report
 
@@ -55,7 +55,7 @@ SPOILS = {"one token": lambda states: states[:, :1], "one row": lambda states: s
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
-@pytest.mark.parametrize("where", ["shift", "sweep", "update", "states", "output"])
+@pytest.mark.parametrize("where", ["received", "sweep", "update", "states", "output"])
 def test_shapes_that_are_not_the_blocks_are_refused(where: str, spoil: str) -> None:
     expected = r"gave (states|an output) of shape \[(2, 1|1, 7), \d+\]; give .*\[2, 7, \d+\]"
     with pytest.raises(ConfigError, match=expected):

@@ -59,23 +59,23 @@ class HostedBlock(RecurrentBlock):
         cache: Cache | None,
         past: int,
         rows: Rows,
-        initial: torch.Tensor | None,
+        before: torch.Tensor | None,
         loop: HostedLoop | None = None,
     ) -> None:
         """`hidden` ``[B, T, D]`` is the prefix's output and `past` the number of tokens that the
-        cache held before; `initial` ``[B, lag, W]`` holds the states of the last of these. `loop`
+        cache held before; `before` ``[B, lag, W]`` holds the states of the last of these. `loop`
         is the recurrence in depth, if any."""
         assert attachment.pathway is not None
         self.pathway, self.loop = attachment.pathway, loop
         self.hidden, self.cache = hidden, cache
         self.memory, self.on_cuda = attachment.memory, hidden.is_cuda
-        self.lag, self.initial = self.pathway.lag, initial
+        self.lag, self.before = self.pathway.lag, before
         self.origin, self.tokens, self.whole = 0, hidden.shape[1], True
         self.active = None if rows.active is None else rows.active[..., None].to(hidden.dtype)
         self.present = None if rows.present is None else rows.present[..., None].to(hidden.dtype)
         self.order = rows.order
         # The first `lag` tokens have no state to receive; `present` says so of those of an order.
-        self.starts = initial is None and rows.order is None
+        self.starts = before is None and rows.order is None
         self.calls = [recording.calls[index] for index in self.pathway.block]
         self.layouts = [attachment.layouts[index] for index in self.pathway.block]
         self.recording = recording
@@ -139,12 +139,10 @@ class HostedBlock(RecurrentBlock):
         self._check_states(received)
         start, stop = self.origin, self.origin + self.tokens
         if (
-            received is None and not plain and self.initial is not None
+            received is None and not plain and self.before is not None
         ):  # what comes before is known: start from that
-            nothing = self.initial.new_zeros(
-                self.initial.shape[0], self.tokens, self.initial.shape[2]
-            )
-            received = self.shift(nothing)
+            nothing = self.before.new_zeros(self.before.shape[0], self.tokens, self.before.shape[2])
+            received = self.received_from(nothing)
         if self.whole:
             return self._sites(
                 start, stop, received, plain, self._filling() if last else self._without_cache()
@@ -160,14 +158,14 @@ class HostedBlock(RecurrentBlock):
     def recent(self, before: torch.Tensor | None, states: torch.Tensor, start: int) -> torch.Tensor:
         if self.order is None and states.shape[1] >= self.lag:
             return states[:, -self.lag :]
-        before = self._before(states) if before is None else before
+        before = self._no_states(states) if before is None else before
         if self.order is not None:
             return self.order.recent(before, states, self.origin + start)
         return torch.cat([before, states], dim=1)[:, -self.lag :]
 
-    def shift(self, states: torch.Tensor) -> torch.Tensor:
+    def received_from(self, states: torch.Tensor) -> torch.Tensor:
         self._check_states(states)
-        before = self._before(states) if self.initial is None else self.initial
+        before = self._no_states(states) if self.before is None else self.before
         order = self._order
         states = states if order is None else order.together(states)
         received = torch.cat([before, states], dim=1)[:, : self.tokens]
@@ -176,14 +174,11 @@ class HostedBlock(RecurrentBlock):
         return received if present is None else received * present
 
     @torch.no_grad()
-    def begin(self) -> torch.Tensor | None:
+    def initial_states(self) -> torch.Tensor | None:
         if not self.pathway.reads_residual:
             return None
         hidden = self.hidden[:, self.origin : self.origin + self.tokens]
         return self.scan([self.pathway.read(site, hidden) for site in sorted(self.pathway.reads)])
-
-    def guess(self, readings: list[torch.Tensor]) -> torch.Tensor:
-        return self.pathway.guess(readings)
 
     def update(self, readings: list[torch.Tensor], received: torch.Tensor) -> torch.Tensor:
         self._check_states(received)
@@ -197,14 +192,14 @@ class HostedBlock(RecurrentBlock):
         )
         order = self._order
         if order is None:
-            return self.pathway.scan(readings, self.initial, present)
+            return self.pathway.scan(readings, self.before, present)
         readings = [order.together(reading) for reading in readings]
         present = None if present is None else order.together(present)
-        return order.apart(self.pathway.scan(readings, self.initial, present))
+        return order.apart(self.pathway.scan(readings, self.before, present))
 
-    def span(self, start: int, stop: int, initial: torch.Tensor | None) -> HostedBlock:
+    def span(self, start: int, stop: int, before: torch.Tensor | None) -> HostedBlock:
         part = copy.copy(self)
-        part.origin, part.tokens, part.initial = self.origin + start, stop - start, initial
+        part.origin, part.tokens, part.before = self.origin + start, stop - start, before
         part.whole = self.whole and stop - start == self.tokens
         return part
 
@@ -244,7 +239,7 @@ class HostedBlock(RecurrentBlock):
             return self.order
         return RowOrder(self.order.real[:, self.origin : self.origin + self.tokens])
 
-    def _before(self, states: torch.Tensor) -> torch.Tensor:
+    def _no_states(self, states: torch.Tensor) -> torch.Tensor:
         """The states before a sequence ``[B, lag, W]``: none."""
         return states.new_zeros(states.shape[0], self.lag, states.shape[2])
 

@@ -99,9 +99,9 @@ class Forward:
             check_finite(recent[0], held, past - pathway.lag, pathway.remedy)
 
         hidden = layers(0, pathway.first_layer, hidden)
-        initial = None if recent is None else recent[0]
+        before = None if recent is None else recent[0]
         entering = hidden
-        block = HostedBlock(attachment, recording, hidden, cache, past, rows, initial, loop)
+        block = HostedBlock(attachment, recording, hidden, cache, past, rows, before, loop)
         solver = self.solver(past)
         hidden, new_states, attachment.report = solver.solve(block)
         block.check_solution(solver, hidden, new_states)
@@ -115,7 +115,7 @@ class Forward:
                 ):  # a pass over all tokens spreads what is no number; the rollout shows where
                     with torch.no_grad():
                         block = HostedBlock(
-                            attachment, recording, entering, None, past, rows, initial
+                            attachment, recording, entering, None, past, rows, before
                         )
                         check_finite(EXACT.solve(block)[1], rows.active, past, pathway.remedy)
                 raise

@@ -107,19 +107,19 @@ class Auto(Solver):
             elif plan.sweeps is None:
                 _, states = roll_out(block)
             else:
-                states = sweep(block, block.begin())
+                states = sweep(block, block.initial_states())
                 for _ in range(plan.sweeps - 1):
                     states = sweep(block, states)
         if torch.is_grad_enabled():
             output, last = self.differentiable(block, states, plan, measured)
         else:
-            output, readings = block.sweep(block.shift(states), last=True)
+            output, readings = block.sweep(block.received_from(states), last=True)
             last = block.scan(readings)
         sweeps, exact = 1, block.tokens
         residuals: tuple[torch.Tensor, ...] = ()
         if not measured and plan.sweeps is not None:
             sweeps, exact = plan.sweeps, min(block.tokens, (plan.sweeps + 1) * block.lag)
-            residuals = (relative_change(block.shift(last), block.shift(states)),)
+            residuals = (relative_change(block.received_from(last), block.received_from(states)),)
             if largest(float(residuals[0]), block.on_cuda) > OUTGROWN * plan.allowed:
                 plan.next_measurement = plan.forwards + 1
         return (
@@ -171,17 +171,19 @@ class Auto(Solver):
         started = clock(block)
         _, exact = roll_out(block)
         rollout = clock(block) - started
-        received = block.shift(exact)
+        received = block.received_from(exact)
         size = received.norm().clamp_min(torch.finfo(received.dtype).tiny)
         plan.sweeps, plan.tokens = None, tokens
         plan.next_measurement = plan.forwards + min(self.every, plan.forwards)
         started = clock(block)
-        states = block.begin()
+        states = block.initial_states()
         for done in range(
             1, -(-tokens // block.lag)
         ):  # as many sweeps as groups are exact, and dearer
             states = sweep(block, states)
-            plan.gap = largest(float((block.shift(states) - received).norm() / size), block.on_cuda)
+            plan.gap = largest(
+                float((block.received_from(states) - received).norm() / size), block.on_cuda
+            )
             if done == 1:
                 plan.allowed = min(
                     self.tolerance, max(self.tolerance**2, CHAIN * plan.gap, rounding(received))
@@ -200,7 +202,7 @@ class Auto(Solver):
 
 def sweep(block: RecurrentBlock, states: torch.Tensor | None) -> torch.Tensor:
     """The states after one more sweep and the scan along time."""
-    _, readings = block.sweep(None if states is None else block.shift(states))
+    _, readings = block.sweep(None if states is None else block.received_from(states))
     return block.scan(readings)
 
 

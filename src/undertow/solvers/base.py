@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from undertow.fields import check_fields
+from undertow.pathways.base import Pathway
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ class RecurrentBlock(ABC):
     Attributes:
         tokens: the number ``T`` of new tokens.
         lag: how many tokens back a state comes from.
-        initial: the states ``[B, lag, W]`` of the tokens before the first new one; None where there
+        pathway: what is carried: solvers may call its `guess`, and read what it says of itself.
+        before: the states ``[B, lag, W]`` of the tokens before the first new one; None where there
             are none.
         memory: what solvers keep between the forwards of this model.
         on_cuda: whether it runs on a GPU, whose work goes on after a call returns.
@@ -105,7 +107,8 @@ class RecurrentBlock(ABC):
 
     tokens: int
     lag: int
-    initial: torch.Tensor | None
+    pathway: Pathway
+    before: torch.Tensor | None
     memory: SolverMemory
     on_cuda: bool
 
@@ -141,18 +144,18 @@ class RecurrentBlock(ABC):
         """
 
     @abstractmethod
-    def shift(self, states: torch.Tensor) -> torch.Tensor:
+    def received_from(self, states: torch.Tensor) -> torch.Tensor:
         """The state that each token receives ``[B, T, W]``: that of the token `lag` back, zeros
         where there is none."""
 
     @abstractmethod
-    def begin(self) -> torch.Tensor | None:
+    def initial_states(self) -> torch.Tensor | None:
         """States ``[B, T, W]`` guessed without running a layer, as if none added anything; None
         where that is no guess."""
 
-    @abstractmethod
     def guess(self, readings: list[torch.Tensor]) -> torch.Tensor:
         """The states that Jacobi iterations start from, of the readings of a plain sweep."""
+        return self.pathway.guess(readings)
 
     @abstractmethod
     def update(self, readings: list[torch.Tensor], received: torch.Tensor) -> torch.Tensor:
@@ -165,7 +168,7 @@ class RecurrentBlock(ABC):
         readings."""
 
     @abstractmethod
-    def span(self, start: int, stop: int, initial: torch.Tensor | None) -> RecurrentBlock:
+    def span(self, start: int, stop: int, before: torch.Tensor | None) -> RecurrentBlock:
         """Tokens `start` to `stop` as a block of their own, after the keys and values of the spans
         before it."""
 

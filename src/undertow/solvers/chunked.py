@@ -46,7 +46,7 @@ class Chunked(Solver):
         started = time.perf_counter()
         outputs, states = [], []
         residuals: list[torch.Tensor] = []
-        initial = block.initial
+        before = block.before
         inner = self.inner
         if isinstance(
             inner, Sweeping
@@ -55,10 +55,10 @@ class Chunked(Solver):
         exact, sweeps = 0, 0
         for start in range(0, block.tokens, self.chunk):
             stop = min(start + self.chunk, block.tokens)
-            output, state, report = inner.solve(block.span(start, stop, initial))
+            output, state, report = inner.solve(block.span(start, stop, before))
             outputs.append(output)
             states.append(state)
-            initial = block.recent(initial, state, start)
+            before = block.recent(before, state, start)
             if exact == start:  # a chunk after an exact one has an exact start
                 exact += report.exact_prefix
             residuals += report.residuals

@@ -49,7 +49,7 @@ def roll_out(
     """Output ``[B, T, D]`` and states ``[B, T, W]``, group by group; the state is cut after every
     `truncate` groups."""
     outputs, states = [], []
-    state = block.initial
+    state = block.before
     for group, start in enumerate(range(0, block.tokens, block.lag)):
         stop = min(start + block.lag, block.tokens)
         if state is not None and truncate is not None and group % truncate == 0:

@@ -22,13 +22,13 @@ def pass_at_solution(
     The fixed-point map is one sweep and the scan along time, so the temporal residual is part of
     each product. `counted` is told in the backward pass how many products it took; see `Adjoint`.
     """
-    received = block.shift(states).detach().requires_grad_()
+    received = block.received_from(states).detach().requires_grad_()
     output, readings = block.sweep(received, last=True)
     states = block.scan(readings)
     steps = gradient.steps if gradient.steps is not None else -(-block.tokens // block.lag)
     if steps > 0 and output.requires_grad:
         output = Adjoint.apply(
-            output, block.shift(states), received, steps, gradient.tolerance, counted
+            output, block.received_from(states), received, steps, gradient.tolerance, counted
         )
     return output, states.detach()
 

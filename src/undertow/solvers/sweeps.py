@@ -45,12 +45,12 @@ class Sweeping(Solver):
             0 if gradient.kind == "adjoint" else count if gradient.steps is None else gradient.steps
         )
         wanted = torch.is_grad_enabled()
-        states = None if self.starts_plain else block.begin()
+        states = None if self.starts_plain else block.initial_states()
         residuals = []
         done = 0
         for k in range(count):
             with torch.set_grad_enabled(wanted and k >= count - reach):
-                received = None if states is None else block.shift(states)
+                received = None if states is None else block.received_from(states)
                 _, readings = block.sweep(received, plain=self.starts_plain and received is None)
                 new = self.advance(block, readings, received)
             done = k + 1
@@ -67,7 +67,7 @@ class Sweeping(Solver):
         if gradient.kind == "adjoint" and wanted:
             output, last = pass_at_solution(block, states, gradient)
         else:
-            received = block.shift(states)
+            received = block.received_from(states)
             output, readings = block.sweep(received, last=True)
             last = block.scan(readings)
         residuals.append(relative_change(last, states))

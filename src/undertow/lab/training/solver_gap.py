@@ -95,7 +95,7 @@ class Overheard(Solver):
         output, states, report = self.solver.solve(
             cast(RecurrentBlock, OverheardBlock(block, passes))
         )
-        received = block.shift(states)  # where there was no such pass, but exact steps
+        received = block.received_from(states)  # where there was no such pass, but exact steps
         for start, given in passes.items():
             received[:, start : start + given.shape[1]] = given
         self.received.append(received)
@@ -119,10 +119,8 @@ class OverheardBlock:
             self.passes[self.start] = received
         return self.block.sweep(received, plain, last)
 
-    def span(self, start: int, stop: int, initial: torch.Tensor | None) -> OverheardBlock:
-        return OverheardBlock(
-            self.block.span(start, stop, initial), self.passes, self.start + start
-        )
+    def span(self, start: int, stop: int, before: torch.Tensor | None) -> OverheardBlock:
+        return OverheardBlock(self.block.span(start, stop, before), self.passes, self.start + start)
 
 
 class SolverGap(TrainerCallback, ExportableState):
