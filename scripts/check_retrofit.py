@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 import undertow
 from undertow.config import from_mapping, load_yaml
 from undertow.lab.evaluation.accuracy import generate
+from undertow.lab.runs.loading import load, quiet_libraries
+from undertow.lab.runs.recipe import Recipe
 from undertow.lab.tasks import encode_prompt
-from undertow.lab.training.build import load, quiet_libraries
-from undertow.lab.training.recipe import Recipe
 
 PROBLEMS, NEW_TOKENS = 16, 12
 

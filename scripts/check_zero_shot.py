@@ -19,9 +19,9 @@ from importlib import metadata
 from pathlib import Path
 
 import undertow
-from undertow.lab.evaluation.report import table
 from undertow.lab.evaluation.zero_shot import zero_shot_scores
-from undertow.lab.training.build import load, quiet_libraries
+from undertow.lab.runs.loading import load, quiet_libraries
+from undertow.lab.tables import table
 
 COMMON = """
 dataset_path: json

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from undertow.depth import DepthCache, LatentDifference
 from undertow.depth.cache import CACHE
-from undertow.lab.evaluation.report import table
+from undertow.lab.tables import table
 from undertow.models import HuginnConfig, HuginnForCausalLM
 
 DEPTH, VOCABULARY, EXIT = 32, 1024, LatentDifference(0.03)

@@ -40,10 +40,10 @@ from undertow.depth import (
 from undertow.depth.cache import CACHE
 from undertow.depth.speculative import generate_speculative
 from undertow.lab.evaluation.depth import depths_of, get_depth
-from undertow.lab.evaluation.report import table
+from undertow.lab.runs.loading import load, quiet_libraries
+from undertow.lab.runs.recipe import Recipe
+from undertow.lab.tables import table
 from undertow.lab.tasks import TaskDataset
-from undertow.lab.training.build import load, quiet_libraries
-from undertow.lab.training.recipe import Recipe
 
 RULES: tuple[ExitRule, ...] = (
     LatentDifference(0.1),

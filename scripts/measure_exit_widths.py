@@ -22,7 +22,7 @@ import torch
 
 from undertow.depth import DepthCache, Scripted
 from undertow.depth.cache import CACHE
-from undertow.lab.evaluation.report import table
+from undertow.lab.tables import table
 from undertow.models import HuginnConfig, HuginnForCausalLM
 
 LIMIT, VOCABULARY, NEW = 16, 1024, 6

@@ -22,10 +22,10 @@ import torch
 from undertow import set_solver
 from undertow.lab.benchmark.candidates import prefill_solvers
 from undertow.lab.benchmark.timing import interleaved, timed
-from undertow.lab.evaluation.report import table
 from undertow.lab.evaluation.run import seed_folders
-from undertow.lab.training.build import load
-from undertow.lab.training.folder import MODEL, versions
+from undertow.lab.runs.folder import MODEL, versions
+from undertow.lab.runs.loading import load
+from undertow.lab.tables import table
 from undertow.solvers import Solver
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-from undertow.lab.evaluation.report import table
+from undertow.lab.runs.loading import load, quiet_libraries
+from undertow.lab.runs.recipe import load_recipe
+from undertow.lab.tables import table
 from undertow.lab.tasks import GroupRetrieval, PadCollator, model_inputs
 from undertow.lab.tasks.encode import encode
-from undertow.lab.training.build import load, quiet_libraries
-from undertow.lab.training.run import load_recipe
 
 
 @torch.no_grad()

@@ -18,8 +18,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from undertow.lab.evaluation.report import table
 from undertow.lab.evaluation.run import seed_folders
+from undertow.lab.tables import table
 
 LOSS = re.compile(r"eval_depth_(\d+)_loss")
 

@@ -35,7 +35,7 @@ from undertow.depth import (
     Steps,
 )
 from undertow.lab.evaluation.run import evaluate
-from undertow.lab.training.run import load_recipe
+from undertow.lab.runs.recipe import load_recipe
 from undertow.paths import takes_paths
 from undertow.pathways import Recurrence
 

@@ -10,9 +10,10 @@ import undertow
 from undertow import manifest
 from undertow.errors import CheckpointError
 from undertow.files import MANIFEST, remove_leftovers, replacing_folder
+from undertow.lab.runs.loading import load
+from undertow.lab.runs.recipe import ModelSection
 from undertow.lab.tasks import character_tokenizer
-from undertow.lab.training.build import from_scratch, load
-from undertow.lab.training.recipe import ModelSection
+from undertow.lab.training.from_scratch import from_scratch
 from undertow.manifest import check_manifest, check_model, write_manifest
 
 

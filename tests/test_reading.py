@@ -21,8 +21,8 @@ from undertow.config import from_mapping, load_config
 from undertow.errors import CheckpointError, ConfigError, UndertowError
 from undertow.lab.evaluation.accuracy import read_accuracies
 from undertow.lab.evaluation.loss import read_loss
+from undertow.lab.runs.log import read_log
 from undertow.lab.training import Recipe
-from undertow.lab.training.log import read_log
 from undertow.reading import (
     NESTED,
     MalformedError,

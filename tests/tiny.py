@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 import undertow
 from undertow.config import from_mapping
+from undertow.lab.runs.log import read_log
 from undertow.lab.training import Recipe
-from undertow.lab.training.log import RunLog, read_log
+from undertow.lab.training.log import RunLog
 
 TURBOCONN: dict[str, Any] = {
     "kind": "turboconn",

@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from undertow.lab.evaluation.report import table
-from undertow.lab.training.run import versions
+from undertow.lab.runs.folder import versions
+from undertow.lab.tables import table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -6,9 +6,9 @@ import pytest
 
 from undertow.cli.main import main
 from undertow.config_help import field_types
+from undertow.lab.runs.recipe import TrainingSection
 from undertow.lab.study.study import Study
 from undertow.lab.training import Recipe
-from undertow.lab.training.recipe import TrainingSection
 
 
 def text_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from undertow.cli.main import main
 from undertow.config import save_yaml
-from undertow.lab.training.run import run_folder
+from undertow.lab.runs.folder import run_folder
 
 CONNECTIONS = "--recurrence.connections="
 
@@ -357,7 +357,7 @@ def test_the_last_resort(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("undertow.lab.training.run.load_recipe", fail)
+    monkeypatch.setattr("undertow.lab.runs.recipe.load_recipe", fail)
     assert expected in refused(["train", path])
 
 
@@ -367,6 +367,6 @@ def test_a_fault_of_ours_keeps_its_traceback(path: str, monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr("undertow.lab.training.run.load_recipe", fail)
+    monkeypatch.setattr("undertow.lab.runs.recipe.load_recipe", fail)
     with pytest.raises(RuntimeError, match="mat1"):
         main(["train", path])

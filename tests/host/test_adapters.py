@@ -21,10 +21,11 @@ from undertow.errors import CheckpointError
 from undertow.host.adapters import RecurrentLoraConfig
 from undertow.host.attach import find_attachment
 from undertow.lab.evaluation.run import continue_prompt, evaluate
+from undertow.lab.runs.loading import load
+from undertow.lab.runs.recipe import ModelSection
 from undertow.lab.tasks import character_tokenizer
 from undertow.lab.training import train
-from undertow.lab.training.build import from_scratch, load
-from undertow.lab.training.recipe import ModelSection
+from undertow.lab.training.from_scratch import from_scratch
 
 IDS = tokens(2, 9)
 CARRIED = {

@@ -19,10 +19,11 @@ from undertow.errors import ConfigError
 from undertow.host import adapters
 from undertow.host.attach import find_attachment, has_recurrence
 from undertow.lab.evaluation.run import evaluate
+from undertow.lab.runs.loading import load
+from undertow.lab.runs.recipe import ModelSection
 from undertow.lab.tasks import character_tokenizer
 from undertow.lab.training import train
-from undertow.lab.training.build import from_scratch, load
-from undertow.lab.training.recipe import ModelSection
+from undertow.lab.training.from_scratch import from_scratch
 
 IDS = tokens(2, 9)
 LOOP = undertow.Looped((0,), (1, 2), (3,), depth=3, injection="none")

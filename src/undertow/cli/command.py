@@ -54,6 +54,6 @@ def refuse_settings(command: str, overrides: list[str]) -> None:
 
 
 def recipe_settings() -> type:
-    from undertow.lab.training.recipe import Recipe
+    from undertow.lab.runs.recipe import Recipe
 
     return Recipe

@@ -53,7 +53,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     from undertow.depth.looped import Looped
-    from undertow.lab.training.build import load_tokenizer
+    from undertow.lab.runs.loading import load_tokenizer
     from undertow.lab.training.convert import import_checkpoint, loop_checkpoint, picks
 
     check(options)
@@ -104,7 +104,7 @@ def layers_of(source: str) -> int:
     """How many layers the model in a folder, or of that name, has."""
     from transformers import AutoConfig
 
-    from undertow.lab.training.build import first_line
+    from undertow.lab.runs.loading import first_line
 
     try:
         return int(AutoConfig.from_pretrained(source).get_text_config().num_hidden_layers)

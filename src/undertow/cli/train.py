@@ -19,7 +19,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     from undertow.lab.evaluation.run import check_recipe, check_test, evaluate
-    from undertow.lab.training.run import load_recipe, run_folder, train
+    from undertow.lab.runs.folder import run_folder
+    from undertow.lab.runs.recipe import load_recipe
+    from undertow.lab.training.run import train
 
     recipe = load_recipe(options.recipe, overrides)
     if options.dry_run:

@@ -14,10 +14,10 @@ from undertow.cli.main import main
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.lab.evaluation import chains
 from undertow.lab.evaluation.chains import write_chains
+from undertow.lab.runs.recipe import ModelSection
 from undertow.lab.tasks import GSM8K, Example, character_tokenizer
 from undertow.lab.training import train
-from undertow.lab.training.build import from_scratch
-from undertow.lab.training.recipe import ModelSection
+from undertow.lab.training.from_scratch import from_scratch
 
 COUNTS = {"train": 10, "valid": 3, "test": 5}
 

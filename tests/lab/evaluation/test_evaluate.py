@@ -16,8 +16,8 @@ from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.lab.evaluation import demo as demo_module
 from undertow.lab.evaluation.demo import demo
 from undertow.lab.evaluation.run import continue_prompt, evaluate, seed_folders
+from undertow.lab.runs.recipe import load_recipe
 from undertow.lab.training import train
-from undertow.lab.training.run import load_recipe
 
 
 @pytest.fixture(scope="module")

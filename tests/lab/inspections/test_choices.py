@@ -18,9 +18,9 @@ from undertow.cli.main import main
 from undertow.errors import ConfigError
 from undertow.lab.evaluation import accuracy_by_length
 from undertow.lab.inspections.choices import Choices, Chosen, choices_table, measure_choices
+from undertow.lab.runs.loading import load
 from undertow.lab.tasks import GSM8K, Example, MultiStepArithmetic, Parity, character_tokenizer
 from undertow.lab.training import train
-from undertow.lab.training.build import load
 
 BARE = MultiStepArithmetic(template="bare", max_operands=3)
 PAPER = MultiStepArithmetic(max_operands=3)

@@ -13,8 +13,8 @@ from undertow.cli.main import main
 from undertow.errors import CheckpointError, ConfigError
 from undertow.lab.evaluation.run import evaluate
 from undertow.lab.inspections.compare import compare_latency, compare_lengths, read_run
+from undertow.lab.runs.log import read_log
 from undertow.lab.training import train
-from undertow.lab.training.log import read_log
 
 
 @pytest.fixture(scope="module")

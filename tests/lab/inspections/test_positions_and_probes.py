@@ -16,8 +16,8 @@ from undertow.cli.main import main
 from undertow.errors import ConfigError
 from undertow.lab.inspections.positions import loss_by_position, state_norms
 from undertow.lab.inspections.probes import layer_outputs, probe_losses, recording
+from undertow.lab.runs.log import read_log
 from undertow.lab.training import train
-from undertow.lab.training.log import read_log
 from undertow.models import with_pauses
 
 

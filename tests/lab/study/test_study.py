@@ -23,9 +23,12 @@ from undertow import Auto, Scan, Sequential, TurboConn
 from undertow.cli.main import main
 from undertow.config import from_mapping, load_yaml, to_mapping
 from undertow.errors import CheckpointError, ConfigError, DataError
-from undertow.lab.evaluation import study as study_module
 from undertow.lab.evaluation.figures import curves_figure
 from undertow.lab.evaluation.run import evaluate
+from undertow.lab.runs.folder import run_folder
+from undertow.lab.runs.log import read_log
+from undertow.lab.runs.recipe import load_recipe
+from undertow.lab.study import study as study_module
 from undertow.lab.study.study import (
     Finding,
     Study,
@@ -35,8 +38,6 @@ from undertow.lab.study.study import (
     study,
     train_and_evaluate,
 )
-from undertow.lab.training.log import read_log
-from undertow.lab.training.run import load_recipe, run_folder
 
 SHIPPED = sorted((Path(__file__).parents[3] / "recipes").rglob("study-*.yaml"))
 RECIPE: dict[str, Any] = {

@@ -10,10 +10,10 @@ import torch
 
 from undertow.errors import ConfigError, DataError
 from undertow.lab.evaluation.accuracy import accuracy_by_length
+from undertow.lab.runs.recipe import ModelSection
 from undertow.lab.tasks import Example, HotpotQA, character_tokenizer, encode
 from undertow.lab.tasks.encode import IGNORED
-from undertow.lab.training.build import from_scratch
-from undertow.lab.training.recipe import ModelSection
+from undertow.lab.training.from_scratch import from_scratch
 
 GIVEN = {
     "question": "Who wrote it?",

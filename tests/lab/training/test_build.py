@@ -22,9 +22,11 @@ import undertow
 from undertow import Sequential
 from undertow.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
 from undertow.host.attach import find_attachment
+from undertow.lab.runs.loading import load
+from undertow.lab.runs.recipe import ModelSection
 from undertow.lab.tasks import character_tokenizer
-from undertow.lab.training.build import build, from_scratch, load
-from undertow.lab.training.recipe import ModelSection
+from undertow.lab.training.build import build
+from undertow.lab.training.from_scratch import from_scratch
 
 TOKENIZER = character_tokenizer("01=")
 IDS = torch.tensor([[3, 4, 4, 5, 3, 1]])

@@ -17,11 +17,12 @@ from undertow import manifest
 from undertow.cli.main import main
 from undertow.errors import CheckpointError
 from undertow.files import MANIFEST
+from undertow.lab.runs import checkpoints as checkpoints_module
+from undertow.lab.runs.checkpoints import NEEDED, checkpoints, choose, last_checkpoint
+from undertow.lab.runs.folder import run_folder
+from undertow.lab.runs.log import read_log
 from undertow.lab.training import Recipe, train
-from undertow.lab.training import checkpoints as checkpoints_module
-from undertow.lab.training.checkpoints import NEEDED, checkpoints, choose, last_checkpoint
-from undertow.lab.training.log import read_log
-from undertow.lab.training.run import RecipeTrainer, run_folder
+from undertow.lab.training.trainer import RecipeTrainer
 
 AUTO = {"kind": "auto", "rollout_cost": 2.0}  # does the same on a busy machine
 CHANGES: dict[str, Any] = {"recurrence": tiny.T2MLR, "solver": AUTO, "training": {"steps": 7}}

@@ -16,9 +16,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from undertow.errors import ConfigError, DataError
+from undertow.lab.runs.recipe import TrainingSection
 from undertow.lab.tasks import GSM8K, GroupTracking, Parity, Task, Text, character_tokenizer, encode
 from undertow.lab.training.data import BUCKET_BATCHES, bucketed, training_set
-from undertow.lab.training.recipe import TrainingSection
 
 PARITY = Parity(template="bare", max_length=12)
 BITS = character_tokenizer("01=")

@@ -10,8 +10,8 @@ from tiny import equal, interrupt, losses, recipe, weights
 
 from undertow.errors import ConfigError
 from undertow.host.attach import find_attachment
-from undertow.lab.training.build import load
-from undertow.lab.training.log import read_log
+from undertow.lab.runs.loading import load
+from undertow.lab.runs.log import read_log
 from undertow.lab.training.run import train
 from undertow.models import HuginnForCausalLM
 

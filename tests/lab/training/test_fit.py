@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from undertow.cli.main import main
 from undertow.errors import CheckpointError, ConfigError, DataError
+from undertow.lab.runs.loading import check_model_folder, load
 from undertow.lab.tasks import character_tokenizer
 from undertow.lab.training import memory
-from undertow.lab.training.build import check_model_folder, load
 from undertow.lab.training.fit import check_fit
 from undertow.lab.training.memory import check_memory, check_order
 

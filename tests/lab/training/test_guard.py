@@ -10,15 +10,15 @@ import torch
 
 from undertow.config import save_yaml
 from undertow.errors import CheckpointError, ConfigError, DivergedError
+from undertow.lab.runs.checkpoints import infinite
+from undertow.lab.runs.folder import RECIPE, check_folder, run_folder
+from undertow.lab.runs.log import diverged, read_log
+from undertow.lab.runs.recipe import TrainingSection, load_recipe
 from undertow.lab.training import Recipe, train
 from undertow.lab.training import run as run_module
 from undertow.lab.training.build import build
-from undertow.lab.training.checkpoints import infinite
-from undertow.lab.training.folder import RECIPE, check_folder
 from undertow.lab.training.guard import GuardedSteps
-from undertow.lab.training.log import diverged, read_log
-from undertow.lab.training.recipe import TrainingSection
-from undertow.lab.training.run import RecipeTrainer, load_recipe, run_folder
+from undertow.lab.training.trainer import RecipeTrainer
 
 NAN = float("nan")
 

@@ -16,13 +16,15 @@ import yaml
 
 from undertow.cli.main import COMMANDS, main
 from undertow.errors import Interrupted
+from undertow.lab.runs.checkpoints import checkpoints
+from undertow.lab.runs.folder import run_folder
+from undertow.lab.runs.recipe import TrainingSection
 from undertow.lab.signals import hearing, stop
 from undertow.lab.training import interrupts, train
-from undertow.lab.training.checkpoints import checkpoints
 from undertow.lab.training.interrupts import Interrupts
 from undertow.lab.training.log import RunLog
-from undertow.lab.training.recipe import TrainingSection
-from undertow.lab.training.run import RecipeTrainer, run_folder, warmup_remarks
+from undertow.lab.training.run import warmup_remarks
+from undertow.lab.training.trainer import RecipeTrainer
 
 SECTION = {"steps": 8, "schedule": "cosine", "save_every": None}
 

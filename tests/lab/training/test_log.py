@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from undertow.errors import CheckpointError
-from undertow.lab.training.log import RunLog, diverged, has_diverged, read_log
+from undertow.lab.runs.log import diverged, has_diverged, read_log
+from undertow.lab.training.log import RunLog
 
 START = b'{"event": "start"}\n'
 

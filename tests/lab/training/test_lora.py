@@ -10,10 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from undertow.errors import ConfigError
+from undertow.lab.runs.recipe import ModelSection
 from undertow.lab.tasks import character_tokenizer
 from undertow.lab.training import train
-from undertow.lab.training.build import build, from_scratch
-from undertow.lab.training.recipe import ModelSection
+from undertow.lab.training.build import build
+from undertow.lab.training.from_scratch import from_scratch
 
 IDS = torch.tensor([[3, 4, 4, 5, 3, 1, 4, 4]])
 

@@ -12,12 +12,14 @@ import torch
 import undertow
 from undertow.errors import ConfigError
 from undertow.lab.evaluation.loss import loss_per_token
+from undertow.lab.runs.checkpoints import last_checkpoint
+from undertow.lab.runs.folder import run_folder
+from undertow.lab.runs.log import read_log
 from undertow.lab.tasks import PadCollator
 from undertow.lab.training import train
 from undertow.lab.training.build import build
 from undertow.lab.training.data import check_documents, training_set
-from undertow.lab.training.log import read_log
-from undertow.lab.training.run import RecipeTrainer, last_checkpoint, run_folder
+from undertow.lab.training.trainer import RecipeTrainer
 
 TEXTS = [f"{i} times {i} is {'about ' * (i % 4)}{i * i}." for i in range(150)]
 MODELS: dict[str, dict[str, Any]] = {

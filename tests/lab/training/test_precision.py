@@ -8,8 +8,8 @@ import tiny
 import torch
 
 from undertow.errors import ConfigError
+from undertow.lab.runs.log import read_log
 from undertow.lab.training import train
-from undertow.lab.training.log import read_log
 
 LOOPED: dict[str, Any] = {
     "looped": {"prelude": [], "core": [0], "coda": [1]},

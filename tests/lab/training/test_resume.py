@@ -15,19 +15,23 @@ import torch
 from transformers import modeling_utils
 
 from undertow.errors import CheckpointError
+from undertow.lab.runs.checkpoints import last_checkpoint
+from undertow.lab.runs.folder import run_folder
+from undertow.lab.runs.log import read_log
+from undertow.lab.runs.recipe import ModelSection
 from undertow.lab.tasks import character_tokenizer
 from undertow.lab.training import Recipe, train
-from undertow.lab.training.build import build, from_scratch
-from undertow.lab.training.log import RunLog, read_log
-from undertow.lab.training.recipe import ModelSection
-from undertow.lab.training.run import last_checkpoint, run_folder
+from undertow.lab.training.build import build
+from undertow.lab.training.from_scratch import from_scratch
+from undertow.lab.training.log import RunLog
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
 from undertow.lab.training import train
-from undertow.lab.training.run import RecipeTrainer, load_recipe
+from undertow.lab.runs.recipe import load_recipe
+from undertow.lab.training.trainer import RecipeTrainer
 
 torch.set_num_threads(1)
 save = RecipeTrainer._save_optimizer_and_scheduler

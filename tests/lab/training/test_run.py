@@ -16,11 +16,14 @@ import undertow
 from undertow.errors import CheckpointError, DataError
 from undertow.host.attach import find_attachment
 from undertow.lab.evaluation import accuracy_by_length
+from undertow.lab.runs.folder import check_folder, run_folder
+from undertow.lab.runs.loading import load
+from undertow.lab.runs.recipe import load_recipe
 from undertow.lab.tasks import Parity
 from undertow.lab.training import Recipe, run, train
-from undertow.lab.training.build import build, load
+from undertow.lab.training.build import build
 from undertow.lab.training.data import training_set
-from undertow.lab.training.run import RecipeTrainer, check_folder, load_recipe, run_folder
+from undertow.lab.training.trainer import RecipeTrainer
 
 IDS = torch.tensor([[3, 4, 4, 5, 3, 1, 4, 4]])
 

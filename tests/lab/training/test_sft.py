@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import undertow
 from undertow.cli.main import main
 from undertow.host.attach import find_pathway
+from undertow.lab.runs.loading import load
+from undertow.lab.runs.log import read_log
 from undertow.lab.tasks import character_tokenizer
 from undertow.lab.training import train
-from undertow.lab.training.build import load
-from undertow.lab.training.log import read_log
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to-retrofit.md").read_text(encoding="utf-8")
 TEMPLATE = (

@@ -21,12 +21,14 @@ from undertow import Auto, Chunked, Jacobi, Scan, Sequential
 from undertow.errors import ConfigError
 from undertow.host.attach import find_attachment
 from undertow.host.state import PRESENT, StateLayer
+from undertow.lab.runs.checkpoints import last_checkpoint
+from undertow.lab.runs.folder import run_folder
+from undertow.lab.runs.log import read_log
+from undertow.lab.runs.recipe import ModelSection
 from undertow.lab.tasks import character_tokenizer
 from undertow.lab.training import solver_gap, train
-from undertow.lab.training.build import build, from_scratch
-from undertow.lab.training.log import read_log
-from undertow.lab.training.recipe import ModelSection
-from undertow.lab.training.run import last_checkpoint, run_folder
+from undertow.lab.training.build import build
+from undertow.lab.training.from_scratch import from_scratch
 from undertow.lab.training.solver_gap import Gap, SolverGap, measure_gap
 from undertow.manifest import write_manifest
 from undertow.solvers import Plan, Solver

@@ -14,12 +14,11 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 from undertow import TurboConn
 from undertow.cli.main import main
 from undertow.errors import CheckpointError, ConfigError
+from undertow.lab.runs.recipe import TrainingSection, load_recipe
 from undertow.lab.tasks import Parity, character_tokenizer
 from undertow.lab.training import train
 from undertow.lab.training.build import build, count_parameters, outline
 from undertow.lab.training.data import training_set
-from undertow.lab.training.recipe import TrainingSection
-from undertow.lab.training.run import load_recipe
 from undertow.lab.training.schedule import cosine_restarts
 
 RECIPES = Path(__file__).parents[3] / "recipes"

@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from undertow.config import convert
 from undertow.errors import CheckpointError, ConfigError, DataError
+from undertow.lab.runs.loading import context_of
 from undertow.lab.tasks import Example, PadCollator, Split, Task, model_inputs
 from undertow.lab.tasks.encode import IGNORED, encode, encode_prompt
-from undertow.lab.training.build import context_of
 from undertow.reading import read_json
 
 

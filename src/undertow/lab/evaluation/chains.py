@@ -22,13 +22,13 @@ from undertow.config import load_config
 from undertow.errors import CheckpointError, ConfigError
 from undertow.files import read_json, write_text
 from undertow.lab.evaluation.accuracy import generate
-from undertow.lab.evaluation.report import percent, table
 from undertow.lab.evaluation.run import seed_folders
+from undertow.lab.runs.folder import MODEL, RECIPE
+from undertow.lab.runs.loading import load, quiet_libraries
+from undertow.lab.runs.recipe import Recipe
+from undertow.lab.tables import percent, table
 from undertow.lab.tasks import GSM8K, Split
 from undertow.lab.tasks.rows import rows_of
-from undertow.lab.training.build import load, quiet_libraries
-from undertow.lab.training.folder import MODEL, RECIPE
-from undertow.lab.training.recipe import Recipe
 from undertow.paths import takes_paths
 from undertow.reading import read_lines, shown
 

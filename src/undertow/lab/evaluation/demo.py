@@ -16,11 +16,11 @@ from undertow.config import from_mapping
 from undertow.files import write_text
 from undertow.lab.evaluation.accuracy import Accuracy, accuracy_by_length
 from undertow.lab.evaluation.figures import accuracy_figure
-from undertow.lab.evaluation.report import percent, table
-from undertow.lab.training.build import load
-from undertow.lab.training.folder import LOG, MODEL
-from undertow.lab.training.log import read_log
-from undertow.lab.training.recipe import Recipe
+from undertow.lab.runs.folder import LOG, MODEL
+from undertow.lab.runs.loading import load
+from undertow.lab.runs.log import read_log
+from undertow.lab.runs.recipe import Recipe
+from undertow.lab.tables import percent, table
 from undertow.lab.training.run import train
 from undertow.paths import takes_paths
 

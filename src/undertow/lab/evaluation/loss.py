@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import CheckpointError
 from undertow.lab.evaluation.accuracy import evaluating, progress
-from undertow.lab.evaluation.report import table
+from undertow.lab.tables import table
 from undertow.lab.tasks import PadCollator, Split, Task, TaskDataset, model_inputs
 from undertow.lab.tasks.encode import IGNORED
 from undertow.reading import read_json

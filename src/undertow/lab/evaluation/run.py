@@ -21,13 +21,13 @@ from undertow.lab.evaluation.depth import set_depth
 from undertow.lab.evaluation.figures import accuracy_figure
 from undertow.lab.evaluation.loss import Loss, loss_per_token, loss_table
 from undertow.lab.evaluation.report import accuracy_table
+from undertow.lab.runs.folder import MODEL, RECIPE, clean, made_by, run_folder
+from undertow.lab.runs.loading import ADAPTER, context_of, load, loops, quiet_libraries
+from undertow.lab.runs.lock import locked
+from undertow.lab.runs.recipe import Recipe
 from undertow.lab.tasks import Example, Text, encode_prompt
-from undertow.lab.training.build import ADAPTER, context_of, load, loops, quiet_libraries
 from undertow.lab.training.data import most_tokens
 from undertow.lab.training.fit import check_examples, check_fit
-from undertow.lab.training.folder import MODEL, RECIPE, clean, made_by, run_folder
-from undertow.lab.training.lock import locked
-from undertow.lab.training.recipe import Recipe
 from undertow.paths import takes_paths
 
 # Seconds to wait for a process that writes into the same folder.

@@ -15,10 +15,10 @@ from undertow.errors import ConfigError, nearest
 from undertow.files import write_text
 from undertow.host import set_solver
 from undertow.host.attach import recurs_in_time
-from undertow.lab.evaluation.report import table
 from undertow.lab.evaluation.run import depth_suffix, load_at, seed_folders
-from undertow.lab.training.build import first_line, quiet_libraries
-from undertow.lab.training.folder import MODEL
+from undertow.lab.runs.folder import MODEL
+from undertow.lab.runs.loading import first_line, quiet_libraries
+from undertow.lab.tables import table
 from undertow.paths import takes_paths
 from undertow.solvers import Jacobi
 

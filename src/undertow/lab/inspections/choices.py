@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError
 from undertow.lab.evaluation.figures import new_axes, save_figure
-from undertow.lab.evaluation.report import spread, table
+from undertow.lab.tables import spread, table
 from undertow.lab.tasks import Example, PadCollator, Split, Task, encode
 
 THRESHOLD = 0.001

@@ -14,12 +14,12 @@ from undertow.errors import CheckpointError, ConfigError
 from undertow.files import write_text
 from undertow.lab.evaluation.accuracy import read_accuracies
 from undertow.lab.evaluation.figures import new_axes, save_figure
-from undertow.lab.evaluation.report import spread, table
 from undertow.lab.evaluation.run import seed_folders
+from undertow.lab.runs.folder import LOG, RECIPE
+from undertow.lab.runs.log import read_log
+from undertow.lab.runs.recipe import Recipe
 from undertow.lab.study.study import runs_in
-from undertow.lab.training.folder import LOG, RECIPE
-from undertow.lab.training.log import read_log
-from undertow.lab.training.recipe import Recipe
+from undertow.lab.tables import spread, table
 from undertow.paths import takes_paths
 
 Shares = dict[tuple[int | None, float], float]

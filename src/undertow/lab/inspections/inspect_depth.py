@@ -25,7 +25,6 @@ from undertow.files import write_text
 from undertow.host.attach import find_attachment, recurs_in_time
 from undertow.lab.evaluation.accuracy import accuracy_by_length
 from undertow.lab.evaluation.depth import at_depth, get_depth
-from undertow.lab.evaluation.report import percent, table
 from undertow.lab.inspections.depth import (
     behaviours,
     convergence,
@@ -43,8 +42,9 @@ from undertow.lab.inspections.depth_figures import (
     trajectories_figure,
 )
 from undertow.lab.inspections.run import first_items, first_seed
+from undertow.lab.runs.recipe import Recipe
+from undertow.lab.tables import percent, table
 from undertow.lab.tasks import PadCollator, real_tokens
-from undertow.lab.training.recipe import Recipe
 from undertow.models import HuginnForCausalLM
 from undertow.paths import takes_paths
 

@@ -15,7 +15,6 @@ from undertow.errors import ConfigError
 from undertow.files import write_text
 from undertow.host.attach import recurs_in_time
 from undertow.lab.evaluation.figures import lines_figure
-from undertow.lab.evaluation.report import table
 from undertow.lab.evaluation.run import seed_folders
 from undertow.lab.inspections.choices import (
     Choices,
@@ -35,14 +34,15 @@ from undertow.lab.inspections.fidelity import (
 )
 from undertow.lab.inspections.positions import loss_by_position, state_norms
 from undertow.lab.inspections.probes import probe_losses
+from undertow.lab.runs.folder import LOG, MODEL, RECIPE
+from undertow.lab.runs.loading import load, quiet_libraries
+from undertow.lab.runs.log import read_log
+from undertow.lab.runs.recipe import Recipe, load_recipe
 from undertow.lab.study.study import runs_in
+from undertow.lab.tables import table
 from undertow.lab.tasks import PadCollator, Split, Task
-from undertow.lab.training.build import count_parameters, load, outline, quiet_libraries
-from undertow.lab.training.folder import LOG, MODEL, RECIPE
+from undertow.lab.training.build import count_parameters, outline
 from undertow.lab.training.gates import GATES
-from undertow.lab.training.log import read_log
-from undertow.lab.training.recipe import Recipe
-from undertow.lab.training.run import load_recipe
 from undertow.paths import takes_paths
 from undertow.solvers import Sequential
 

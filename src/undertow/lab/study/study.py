@@ -35,14 +35,14 @@ from undertow.files import read_json, write_text
 from undertow.lab.evaluation.accuracy import read_accuracies
 from undertow.lab.evaluation.figures import curves_figure
 from undertow.lab.evaluation.loss import read_loss
-from undertow.lab.evaluation.report import table
 from undertow.lab.evaluation.run import check_recipe, evaluate_folder, evaluate_loss
+from undertow.lab.runs.folder import LOG, MODEL, RECIPE, check_folder, run_folder, versions
+from undertow.lab.runs.loading import quiet_libraries
+from undertow.lab.runs.lock import locked
+from undertow.lab.runs.log import diverged, read_log
+from undertow.lab.runs.recipe import Recipe, check_place, check_seeds
 from undertow.lab.signals import hearing, stop
-from undertow.lab.training.build import quiet_libraries
-from undertow.lab.training.folder import LOG, MODEL, RECIPE, check_folder, run_folder, versions
-from undertow.lab.training.lock import locked
-from undertow.lab.training.log import diverged, read_log
-from undertow.lab.training.recipe import Recipe, check_place, check_seeds
+from undertow.lab.tables import table
 from undertow.lab.training.run import train
 from undertow.paths import takes_paths
 

@@ -1,7 +1,7 @@
 """Recipes and their runs."""
 
+from undertow.lab.runs.recipe import Recipe
 from undertow.lab.training.gates import FastGates
-from undertow.lab.training.recipe import Recipe
 from undertow.lab.training.run import train
 from undertow.lab.training.solver_gap import Gap, SolverGap, measure_gap
 

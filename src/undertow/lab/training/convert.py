@@ -13,7 +13,7 @@ from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError
 from undertow.files import replacing_folder
 from undertow.host import attach, detach
-from undertow.lab.training.build import load, quiet_libraries
+from undertow.lab.runs.loading import load, quiet_libraries
 from undertow.models.huginn.importing import import_huginn, read_config
 from undertow.paths import takes_paths
 from undertow.reading import shown

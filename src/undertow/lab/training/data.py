@@ -12,10 +12,10 @@ from torch.utils.data import Subset
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
+from undertow.lab.runs.recipe import TrainingSection
 from undertow.lab.tasks import Task, TaskDataset, Text
 from undertow.lab.tasks.base import GeneratedTask
 from undertow.lab.training.memory import check_order
-from undertow.lab.training.recipe import TrainingSection
 
 # Batches among which examples are sorted by length: enough to save padding, few enough to stay well
 # mixed.

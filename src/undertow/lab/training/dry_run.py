@@ -15,18 +15,13 @@ from transformers.pytorch_utils import Conv1D
 from undertow.errors import ConfigError, DataError
 from undertow.host.attach import find_attachment, find_pathway, recurs_in_time
 from undertow.host.support import find_stack
-from undertow.lab.evaluation.report import table
+from undertow.lab.runs.loading import context_of, load_tokenizer
+from undertow.lab.runs.recipe import Recipe
+from undertow.lab.tables import table
 from undertow.lab.tasks.base import GeneratedTask
-from undertow.lab.training.build import (
-    context_of,
-    count_parameters,
-    load_tokenizer,
-    outline,
-    tokenizer_for,
-)
+from undertow.lab.training.build import count_parameters, outline, tokenizer_for
 from undertow.lab.training.data import most_tokens
 from undertow.lab.training.fit import check_examples, check_model
-from undertow.lab.training.recipe import Recipe
 from undertow.models import HuginnConfig
 from undertow.solvers import Chunked, Jacobi, Scan, Solver
 

@@ -9,19 +9,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
+from undertow.lab.runs.loading import ADAPTER, check_tokens, context_of, load_tokenizer
+from undertow.lab.runs.recipe import Recipe
 from undertow.lab.tasks import Split, TaskDataset, Text
 from undertow.lab.tasks.encode import encode
-from undertow.lab.training.build import (
-    ADAPTER,
-    check_tokens,
-    context_of,
-    count_parameters,
-    load_tokenizer,
-    outline,
-    tokenizer_for,
-)
+from undertow.lab.training.build import count_parameters, outline, tokenizer_for
 from undertow.lab.training.memory import check_memory
-from undertow.lab.training.recipe import Recipe
 
 MOST_GENERATED = 10_000_000
 """The most examples of a task without end that are asked for at a time."""

@@ -13,8 +13,8 @@ from transformers import TrainerCallback
 
 from undertow.errors import Interrupted
 from undertow.files import MANIFEST
+from undertow.lab.runs.checkpoints import checkpoints
 from undertow.lab.signals import hearing
-from undertow.lab.training.checkpoints import checkpoints
 
 # Seconds between two checkpoints of `save_every: auto`, and how many times as long as it took to
 # save one.

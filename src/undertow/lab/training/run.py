@@ -14,22 +14,12 @@ import torch
 from transformers import TrainerState
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from undertow.config import load_config, save_yaml
+from undertow.config import save_yaml
 from undertow.errors import ConfigError, DivergedError, Interrupted
 from undertow.files import replacing_folder, sync, write_text
 from undertow.host.attach import recurs_in_time
-from undertow.lab.tasks import PadCollator, Split, TaskDataset, Text
-from undertow.lab.training.build import build, context_of, quiet_libraries
-from undertow.lab.training.checkpoints import (
-    checkpoints,
-    choose,
-    infinite,
-    last_checkpoint,
-    remove,
-    step_of,
-)
-from undertow.lab.training.data import check_documents, most_tokens, training_set
-from undertow.lab.training.folder import (
+from undertow.lab.runs.checkpoints import checkpoints, choose, infinite, remove, step_of
+from undertow.lab.runs.folder import (
     LOG,
     MODEL,
     RECIPE,
@@ -41,31 +31,24 @@ from undertow.lab.training.folder import (
     trained_part,
     versions,
 )
+from undertow.lab.runs.loading import context_of, quiet_libraries
+from undertow.lab.runs.lock import locked
+from undertow.lab.runs.recipe import Recipe, TrainingSection
+from undertow.lab.tasks import PadCollator, Split, TaskDataset, Text
+from undertow.lab.training.build import build
+from undertow.lab.training.data import check_documents, most_tokens, training_set
 from undertow.lab.training.gates import GateLog
 from undertow.lab.training.guard import Guard
 from undertow.lab.training.interrupts import Interrupts, TimedSaves, how_to_go_on
-from undertow.lab.training.lock import locked
 from undertow.lab.training.log import Progress, RunLog
-from undertow.lab.training.recipe import Recipe, TrainingSection
 from undertow.lab.training.solver_gap import SolverGap
 from undertow.lab.training.trainer import RecipeTrainer, arguments
 from undertow.manifest import write_manifest
-from undertow.paths import takes_paths
 from undertow.pathways import TurboConn
 from undertow.solvers import Sequential
 
 # In so few steps one without a rate is worth a remark.
 FEW_STEPS = 10
-
-__all__ = [
-    "RecipeTrainer",
-    "arguments",
-    "check_folder",
-    "last_checkpoint",
-    "load_recipe",
-    "run_folder",
-    "train",
-]
 
 
 def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
@@ -369,13 +352,3 @@ def check_precision(precision: str) -> None:
             f"training.precision is bf16, which {torch.cuda.get_device_name()} does not have; use "
             "fp32"
         )
-
-
-@takes_paths
-def load_recipe(path: Path, overrides: list[str]) -> Recipe:
-    """Read a recipe from YAML with `--section.key=value` overrides applied.
-
-    Raises:
-        ConfigError: a key is unknown, or a value does not fit.
-    """
-    return load_config(Recipe, path, overrides)

@@ -12,11 +12,11 @@ import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
 
+from undertow.lab.runs.recipe import Recipe, TrainingSection
 from undertow.lab.training.checkpoints import ProvenCheckpoints
 from undertow.lab.training.depth import DepthTraining
 from undertow.lab.training.gates import FastGates
 from undertow.lab.training.guard import GuardedSteps
-from undertow.lab.training.recipe import Recipe, TrainingSection
 from undertow.lab.training.schedule import cosine_restarts
 
 # Its name up to transformers 5.23 was gradient_checkpointing.

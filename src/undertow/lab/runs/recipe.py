@@ -6,9 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal
 
+from undertow.config import load_config
 from undertow.errors import ConfigError
+from undertow.lab.runs.depth import DepthSection
 from undertow.lab.tasks import (
     GSM8K,
     BigBenchArithmetic,
@@ -24,7 +27,7 @@ from undertow.lab.tasks import (
     Text,
     VariableAssignment,
 )
-from undertow.lab.training.depth import DepthSection
+from undertow.paths import takes_paths
 from undertow.pathways import T2MLR, SoftToken, TurboConn
 from undertow.reading import shown
 from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential
@@ -354,6 +357,16 @@ class Recipe:
                     f"evaluation.{key} is set, but nothing is generated for {self.task.kind}, "
                     f"which is measured by its {self.task.measured_by}; remove it"
                 )
+
+
+@takes_paths
+def load_recipe(path: Path, overrides: list[str]) -> Recipe:
+    """Read a recipe from YAML with `--section.key=value` overrides applied.
+
+    Raises:
+        ConfigError: a key is unknown, or a value does not fit.
+    """
+    return load_config(Recipe, path, overrides)
 
 
 def check_place(name: str, output: str) -> None:

@@ -12,15 +12,15 @@ import tiny
 
 from undertow.cli.main import main
 from undertow.errors import CheckpointError, InUseError
-from undertow.lab.training import lock as lock_module
+from undertow.lab.runs import lock as lock_module
+from undertow.lab.runs.folder import run_folder
+from undertow.lab.runs.lock import LOCK, locked
 from undertow.lab.training import train
-from undertow.lab.training.lock import LOCK, locked
-from undertow.lab.training.run import run_folder
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from undertow.lab.training.lock import locked
+from undertow.lab.runs.lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

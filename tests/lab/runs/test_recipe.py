@@ -13,16 +13,16 @@ from undertow import SoftToken, TurboConn
 from undertow.config import describe, from_mapping, load_yaml, save_yaml, to_mapping
 from undertow.config_help import field_docs, field_types, sections_of
 from undertow.errors import ConfigError
-from undertow.lab.tasks import GSM8K, Parity, Text
-from undertow.lab.training import Recipe
-from undertow.lab.training.build import build
-from undertow.lab.training.recipe import (
+from undertow.lab.runs.recipe import (
     EvaluationSection,
     LoRASection,
     ModelSection,
     TrainingSection,
+    load_recipe,
 )
-from undertow.lab.training.run import load_recipe
+from undertow.lab.tasks import GSM8K, Parity, Text
+from undertow.lab.training import Recipe
+from undertow.lab.training.build import build
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 SHIPPED = sorted(path for path in RECIPES.rglob("*.yaml") if not path.stem.startswith("study-"))

@@ -12,9 +12,9 @@ from typing import Any
 from undertow.config import load_config, to_mapping
 from undertow.errors import CheckpointError
 from undertow.files import remove_leftovers
-from undertow.lab.training.checkpoints import checkpoints, remove
-from undertow.lab.training.log import has_diverged
-from undertow.lab.training.recipe import Recipe
+from undertow.lab.runs.checkpoints import checkpoints, remove
+from undertow.lab.runs.log import has_diverged
+from undertow.lab.runs.recipe import Recipe
 from undertow.manifest import check_model
 
 RECIPE, VERSIONS, LOG, MODEL = "recipe.yaml", "versions.json", "log.jsonl", "model"

@@ -1,0 +1,1 @@
+"""An experiment on disk: its recipe, and the folder that it is trained in."""

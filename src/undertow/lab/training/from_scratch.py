@@ -1,0 +1,151 @@
+"""A model with random weights in the shape that a recipe asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from undertow.errors import ConfigError, UndertowError, nearest
+from undertow.lab.runs.loading import check_counts, first_line
+from undertow.lab.runs.recipe import ModelSection
+from undertow.lab.tasks.tokenizer import ids_of
+from undertow.models import LSTMConfig
+
+# What the architectures call a setting that not all of them have.
+NAMES = {
+    "key_value_heads": ("num_key_value_heads",),
+    "feed_forward": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "initializer_range": ("initializer_range", "init_std"),
+}
+
+
+# What all of them have, and the keys of a recipe's model for it.
+KEYS = {
+    "vocab_size": "vocabulary",
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "max_position_embeddings": "positions",
+    "tie_word_embeddings": "tied",
+}
+
+
+def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """A model with random weights in the shape that the section asks for.
+
+    Raises:
+        ConfigError: transformers has no such architecture, or it cannot have this shape.
+    """
+    known = (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, LSTMConfig.model_type)
+    if section.architecture not in known:
+        raise ConfigError(
+            f"model.architecture {section.architecture!r} is no causal language model that "
+            f"transformers knows{nearest(section.architecture, known)}"
+        )
+    config_class = CONFIG_MAPPING[section.architecture]
+    try:
+        settings = {
+            "vocab_size": vocabulary(section, tokenizer),
+            "hidden_size": section.width,
+            "num_hidden_layers": section.layers,
+            "num_attention_heads": section.heads,
+            "max_position_embeddings": section.positions,
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "tie_word_embeddings": section.tied,
+            **differently_named(section, config_class),
+            **further(section, config_class),
+        }
+        model = AutoModelForCausalLM.from_config(config_class(**settings))
+        torch.nn.init.normal_(model.get_input_embeddings().weight, std=section.embedding_range)
+        if torch.get_default_device().type != "meta":  # some architectures look at values
+            model.eval()
+            with torch.no_grad():
+                model(torch.zeros(1, 2, dtype=torch.long))
+            model.train()
+    except UndertowError:
+        raise
+    except Exception as error:  # what shapes an architecture can have, only its own code knows
+        raise ConfigError(
+            f"model.architecture {section.architecture!r} cannot be built from scratch in this "
+            f"shape: {first_line(error)}"
+        ) from error
+    return model
+
+
+def vocabulary(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> int:
+    needed = ids_of(tokenizer)
+    if section.vocabulary is not None and section.vocabulary < needed:
+        raise ConfigError(
+            f"model.vocabulary is {section.vocabulary}, but the tokenizer has {needed} tokens; "
+            "raise it"
+        )
+    return section.vocabulary or needed
+
+
+def differently_named(
+    section: ModelSection, config_class: type[PreTrainedConfig]
+) -> dict[str, Any]:
+    """The settings that not every architecture has, under the names that it gives them.
+
+    Raises:
+        ConfigError: the section sets one that the architecture has not.
+    """
+    defaults = {
+        "key_value_heads": section.heads,
+        "feed_forward": -(-8 * section.width // 24) * 8,
+        "initializer_range": section.width**-0.5,
+    }
+    example = config_class()
+    found: dict[str, Any] = {}
+    for key, names in NAMES.items():
+        known = [name for name in names if hasattr(example, name)]
+        value = getattr(section, key)
+        if value is not None and not known:
+            raise ConfigError(
+                f"model.{key} is set, but {section.architecture} has no such setting; remove it"
+            )
+        found |= {name: defaults[key] if value is None else value for name in known}
+    if hasattr(example, "head_dim") and not isinstance(
+        getattr(config_class, "head_dim", None), property
+    ):
+        found["head_dim"] = section.head_width or section.width // section.heads
+    elif section.head_width is not None:
+        raise ConfigError(
+            f"model.head_width is set, but {section.architecture} has no such setting; remove it"
+        )
+    return found
+
+
+def further(section: ModelSection, config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+    """The section's settings by the architecture's own names.
+
+    Raises:
+        ConfigError: the architecture has no such setting, or the section has a key for it.
+    """
+    keys = {name: key for key, names in NAMES.items() for name in names} | {
+        "head_dim": "head_width",
+        **KEYS,
+    }
+    known = [name for name in config_class().to_dict() if not name.startswith("_")]
+    for name in section.settings:
+        if name in keys:
+            raise ConfigError(
+                f"model.settings holds {name}, which is model.{keys[name]} here; set that"
+            )
+        check_counts({name: section.settings[name]}, "model.settings")
+        if name not in known:
+            raise ConfigError(
+                f"model.settings holds {name}, which {section.architecture} has "
+                f"not{nearest(name, known)}"
+            )
+    return section.settings
