@@ -22,7 +22,7 @@ from undertow.depth import (
     ledger_of,
 )
 from undertow.depth.speculative import generate_speculative
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 
 FEW = ["llama", "gemma3", "falcon_alibi", "gpt_neox", "bloom", "qwen3_swa"]
 

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 import undertow
 from undertow.errors import CheckpointError
 from undertow.host.adapters import RecurrentLoraConfig
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.lab.evaluation.run import continue_prompt, evaluate
 from undertow.lab.runs.loading import load
 from undertow.lab.runs.recipe import ModelSection

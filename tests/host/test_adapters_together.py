@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 import undertow
 from undertow.errors import ConfigError
 from undertow.host import adapters
-from undertow.host.attach import find_attachment, has_recurrence
+from undertow.host.attachment import find_attachment, has_recurrence
 from undertow.lab.evaluation.run import evaluate
 from undertow.lab.runs.loading import load
 from undertow.lab.runs.recipe import ModelSection

@@ -18,7 +18,7 @@ import undertow
 from undertow import T2MLR, ConfigError, DataError, Looped, UndertowError
 from undertow.depth import Cosine
 from undertow.errors import UnsupportedArchitectureError
-from undertow.host import given, hooks
+from undertow.host import given, intercept
 
 IDS = tokens(2, 7) % small_huginn.VOCAB
 MASK = torch.zeros_like(IDS)
@@ -56,7 +56,7 @@ def test_a_misspelt_name_is_refused_with_the_right_one(kind: str, name: str, rig
 def test_control_without_the_check_a_misspelt_name_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hooks, "check_names", lambda *given: None)
+    monkeypatch.setattr(intercept, "check_names", lambda *given: None)
     model = model_of("time")
     assert torch.equal(logits(model, IDS, recurent_mask=MASK), logits(model, IDS))
     assert not torch.equal(logits(model, IDS, recurrent_mask=MASK), logits(model, IDS))

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 import undertow
 from undertow import UnsupportedArchitectureError
 from undertow.host import forward, stack
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 
 IMAGE = 150
 TEXT: dict[str, Any] = dict(

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 import undertow
 from undertow import CheckpointError
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.host.folder_config import UndertowConfig
 from undertow.solvers import SOLVERS, Scan, Sequential
 

@@ -24,7 +24,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 import undertow
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.host.offloading import place
 
 IDS = tokens(2, 9)
@@ -94,7 +94,7 @@ def test_without_help_it_would_not(
     model = of(kind)
     want = logits(model, IDS)
     monkeypatch.setattr(
-        importlib.import_module("undertow.host.hooks"), "bring_in", lambda recurrence: None
+        importlib.import_module("undertow.host.intercept"), "bring_in", lambda recurrence: None
     )
     monkeypatch.setattr("undertow.host.offloading.offloading_hooks", lambda module: [])
     with pytest.raises((RuntimeError, NotImplementedError, AssertionError, undertow.DivergedError)):

@@ -26,7 +26,7 @@ from helpers import (
 from transformers import DynamicCache, PreTrainedModel
 
 import undertow
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.host.block import HostedBlock
 from undertow.host.state import StateLayer
 

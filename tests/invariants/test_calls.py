@@ -9,7 +9,7 @@ from helpers import CHANGED, PATHWAYS, difference, generate, hosted, logits, tok
 from peft import LoraConfig, PeftModel, get_peft_model
 
 import undertow
-from undertow.host import hooks
+from undertow.host import intercept
 from undertow.host.stack import Recorder, current_forward
 
 IDS = tokens(2, 9)
@@ -68,7 +68,7 @@ def test_control_a_context_that_is_not_reset(monkeypatch: pytest.MonkeyPatch) ->
         def __init__(self, variable: Any) -> None:
             self.get, self.set, self.reset = variable.get, variable.set, lambda token: None
 
-    monkeypatch.setattr(hooks, "current_forward", Kept(current_forward))
+    monkeypatch.setattr(intercept, "current_forward", Kept(current_forward))
     before = current_forward.get()
     token = current_forward.set(None)
     stop_at(model, "first layer", KeyboardInterrupt)

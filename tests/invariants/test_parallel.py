@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import undertow
 from undertow import T2MLR, Chunked, Jacobi, Scan, Sequential, TurboConn
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.pathways import Recurrence
 from undertow.solvers import Solver
 

@@ -30,8 +30,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import undertow
 from undertow.errors import ConfigError, UnsupportedArchitectureError
-from undertow.host import hooks
-from undertow.host.attach import find_attachment, find_backbone
+from undertow.host import intercept
+from undertow.host.attachment import find_attachment, find_backbone
 from undertow.host.stack import Stack
 
 LOOPED = undertow.Looped((0,), (1, 2), (3,))
@@ -137,7 +137,7 @@ def test_a_rebuilt_list_of_layers_records_as_well(name: str, pathway: str) -> No
 def test_control_a_rebuilt_list_that_does_not_record(monkeypatch: pytest.MonkeyPatch) -> None:
     model = hosted("llama", "t2mlr-whole")
     model.model.layers = nn.ModuleList(model.model.layers)
-    monkeypatch.setattr(hooks, "recording_list", lambda backbone, attachment: backbone.layers)
+    monkeypatch.setattr(intercept, "recording_list", lambda backbone, attachment: backbone.layers)
     with pytest.raises(
         UnsupportedArchitectureError, match="did not run where the recurrence was attached"
     ):

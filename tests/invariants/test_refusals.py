@@ -11,7 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import undertow
 from undertow import T2MLR, ConfigError, SoftToken, TurboConn, UnsupportedArchitectureError
-from undertow.host.attach import find_pathway
+from undertow.host.attachment import find_pathway
 
 
 def untouched(model: nn.Module, keys: list[str], kinds: list[type]) -> bool:

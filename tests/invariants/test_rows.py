@@ -28,7 +28,7 @@ from transformers import DynamicCache, StaticCache
 
 import undertow
 from undertow.host import forward
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.host.state import StateLayer
 from undertow.host.tokens import documents, present_states
 

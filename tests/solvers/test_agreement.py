@@ -13,7 +13,7 @@ from torch import distributed, multiprocessing
 
 import undertow
 from undertow import Auto
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.solvers import Plan
 from undertow.solvers.agreement import largest
 

@@ -18,7 +18,7 @@ from torch import nn
 import undertow
 from undertow import Auto, Scan, Sequential
 from undertow.errors import ConfigError
-from undertow.host.attach import find_attachment, find_pathway
+from undertow.host.attachment import find_attachment, find_pathway
 from undertow.host.state import PRESENT, StateLayer
 from undertow.pathways import Recurrence
 from undertow.solvers import Plan, Solver, SolverMemory, auto

@@ -9,7 +9,7 @@ from leaky import leaky
 from torch import nn
 
 from undertow import Auto
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.solvers import Plan, SolverMemory, auto
 
 

@@ -11,7 +11,7 @@ from helpers import hosted, tokens
 
 import undertow
 from undertow import Sequential
-from undertow.host.attach import find_pathway
+from undertow.host.attachment import find_pathway
 from undertow.solvers import RecurrentBlock, Solver, SolverReport
 
 

@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
+import undertow.host.loading  # transformers learns to load what a hosted model saved
 from undertow.host.attach import attach, depth_report, detach, report, set_solver
 
 if find_spec("peft") is not None:

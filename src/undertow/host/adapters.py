@@ -30,16 +30,15 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 from undertow.config import to_mapping
 from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError
-from undertow.host.attach import (
+from undertow.host.attach import attach, detach
+from undertow.host.attachment import (
+    ATTACHMENT,
     Attachment,
-    attach,
-    detach,
     find_attachment,
     find_backbone,
     has_recurrence,
 )
-from undertow.host.owners import ATTACHMENT
-from undertow.host.saving import (
+from undertow.host.described import (
     recurrences_from_mappings,
     recurrences_of,
     set_saved_solvers,

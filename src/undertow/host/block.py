@@ -7,7 +7,7 @@ import functools
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -15,15 +15,13 @@ from transformers.cache_utils import Cache
 
 from undertow.errors import ConfigError
 from undertow.host.arguments import Call, CallLayout, Cutter, Group, Path, replace
+from undertow.host.attachment import Attachment
 from undertow.host.checkpointing import checkpoints, is_reentrant, without_checkpointing
 from undertow.host.looping import HostedLoop, RunLayer
 from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
 from undertow.host.stack import Recording
 from undertow.host.tokens import RowOrder, Rows
 from undertow.solvers.base import RecurrentBlock, Solver
-
-if TYPE_CHECKING:
-    from undertow.host.attach import Attachment
 
 
 @dataclass

@@ -17,18 +17,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 from transformers.utils.output_capturing import _active_collector
 
 from undertow.errors import ConfigError
-from undertow.host.stack import Recording
+from undertow.host.attachment import Attachment
 from undertow.host.support import refuse
-
-if TYPE_CHECKING:
-    from undertow.host.attach import Attachment
 
 OUTPUTS = ("hidden_states", "attentions", "router_logits")
 
@@ -67,12 +64,12 @@ class Collected:
         earlier = [other for other in self.pieces.get(index, []) if other.start < start]
         self.pieces[index] = [*earlier, piece]
 
-    def hand_over(self, recording: Recording) -> None:
-        """Give the library what it would have collected of layers that run once each."""
+    def hand_over(self, hidden: torch.Tensor, layers: int) -> None:
+        """Give the library what it would have collected of `layers` that run once each, the first
+        on `hidden`."""
         self.collector.update(self.held)
         selected = self.held.get("_hidden_states_layers")
-        hidden = recording.hidden
-        for index in range(len(recording.layers)):
+        for index in range(layers):
             pieces = self.pieces.get(index, [])
             for name in self.names:
                 calls = zip(*(piece.found[name] for piece in pieces), strict=True)
@@ -112,9 +109,10 @@ def joined(
 
 @contextmanager
 def collecting(
-    attachment: Attachment, recording: Recording, inputs: Mapping[str, Any]
-) -> Iterator[None]:
-    """Have the layer calls of one forward collected as those of a single pass.
+    attachment: Attachment, inputs: Mapping[str, Any], hidden: torch.Tensor, layers: int
+) -> Iterator[Collected | None]:
+    """Have the layer calls of one forward collected as those of a single pass of `layers` on
+    `hidden`; None where nothing is asked for.
 
     Raises:
         UnsupportedArchitectureError: the model collects what is asked for itself, in its loop over
@@ -140,7 +138,7 @@ def collecting(
                 "hooks on the layers",
             )
     if not collector:
-        yield
+        yield None
         return
     if inputs.get("exit_rule") is not None:
         asked_for = f"output_{next(iter(collector))}"
@@ -148,9 +146,6 @@ def collecting(
             f"{asked_for} and exit_rule are both given, but then each token ends in a pass of its "
             "own; leave out one"
         )
-    recording.collected = Collected(collector)
-    try:
-        yield
-        recording.collected.hand_over(recording)
-    finally:
-        recording.collected = None  # what is computed again in a backward pass is not collected
+    collected = Collected(collector)
+    yield collected
+    collected.hand_over(hidden, layers)

@@ -6,7 +6,7 @@ the loop, wherever in these it lies.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
@@ -15,12 +15,13 @@ from undertow.depth.cache import computing_type
 from undertow.errors import DivergedError
 from undertow.finite import check_finite
 from undertow.host.arguments import attention_masks, cache_of
+from undertow.host.attachment import Attachment
 from undertow.host.block import HostedBlock
-from undertow.host.causality import check_masks
 from undertow.host.collecting import collecting
 from undertow.host.looping import HostedLoop
 from undertow.host.stack import Recording
 from undertow.host.state import Recent, StateLayer, state_layer
+from undertow.host.support import check_masks
 from undertow.host.tokens import (
     Rows,
     active_tokens,
@@ -30,10 +31,6 @@ from undertow.host.tokens import (
     row_order,
 )
 from undertow.solvers import Sequential, Solver
-
-if TYPE_CHECKING:
-    from undertow.host.attach import Attachment
-
 
 EXACT = Sequential()
 
@@ -51,8 +48,12 @@ class Forward:
 
     def run(self, recording: Recording) -> torch.Tensor:
         """The output ``[B, T, D]`` of the last layer, recurrence included."""
-        with collecting(self.attachment, recording, self.inputs):
-            return self._run(recording)
+        attachment, layers = self.attachment, len(recording.layers)
+        with collecting(attachment, self.inputs, recording.hidden, layers) as recording.collected:
+            try:
+                return self._run(recording)
+            finally:
+                recording.collected = None  # what a backward pass computes again is not collected
 
     def _run(self, recording: Recording) -> torch.Tensor:
         attachment, pathway = self.attachment, self.attachment.pathway

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,12 +25,10 @@ from undertow.depth.arguments import check_loop_arguments, refuse_near
 from undertow.depth.looped import Looped
 from undertow.errors import ConfigError, DataError
 from undertow.fields import shown
+from undertow.host.attachment import Attachment
 from undertow.host.looping import LOOP_ARGUMENTS
 from undertow.pathways import RECURRENCES, Recurrence
 from undertow.solvers import SOLVERS, Solver
-
-if TYPE_CHECKING:
-    from undertow.host.attach import Attachment
 
 # What a model's forward is given for the recurrence, on its way to the backbone's, which some
 # models would not pass on.

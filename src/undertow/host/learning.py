@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,16 +15,13 @@ from transformers.cache_utils import Cache
 
 from undertow.errors import CheckpointError
 from undertow.host.arguments import find_cache, learn_layout, learn_rows
-from undertow.host.causality import check_kernels
+from undertow.host.attachment import Attachment
 from undertow.host.collecting import OUTPUTS
 from undertow.host.offloading import device_of
 from undertow.host.stack import Recording, current_forward
-from undertow.host.support import check_calls, refuse
+from undertow.host.support import check_calls, check_kernels, refuse
 from undertow.host.vocabulary import ExpectedEmbedding
 from undertow.pathways.contract import check_pathway
-
-if TYPE_CHECKING:
-    from undertow.host.attach import Attachment
 
 # (cached, new) tokens of the two probes: every axis that counts tokens changes between them.
 PROBES = ((3, 5), (4, 7))

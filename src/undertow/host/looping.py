@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
@@ -18,13 +17,11 @@ from undertow.depth.loop import iterate, steps_from
 from undertow.errors import ConfigError, DataError
 from undertow.finite import check_finite
 from undertow.host.arguments import Call, pick_rows, replace
+from undertow.host.attachment import Attachment, DepthReport
 from undertow.host.checkpointing import checkpoints, without_checkpointing
 from undertow.host.rollout_cache import RolloutCache
 from undertow.host.stack import Recording
 from undertow.host.vocabulary import final_norm
-
-if TYPE_CHECKING:
-    from undertow.host.attach import Attachment
 
 # What a looped model's forward and `generate` take besides their own arguments; `HostedLoop` says
 # what they mean.
@@ -35,20 +32,6 @@ REMEDY = (
 )
 # Layer number, its input ``[B, n, D]`` to its output.
 RunLayer = Callable[[int, torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class DepthReport:
-    """How deep the tokens of a forward went: iterations ``[B, T]``, 0 for padding where an exit
-    rule chose."""
-
-    depths: torch.Tensor
-
-    @property
-    def mean(self) -> float:
-        """Average over the tokens that ran."""
-        ran = self.depths[self.depths > 0]
-        return float(ran.float().mean()) if len(ran) else 0.0
 
 
 class HostedLoop:

@@ -9,8 +9,6 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-ATTACHMENT = "recurrence"
-
 
 class Owners:
     """The hosted model and its backbone: a plain object, so that they do not become submodules of
@@ -36,15 +34,3 @@ class Owners:
         copied.model, copied.backbone = memo[id(self.model)], copy.deepcopy(self.backbone, memo)
         copied.hooks = copy.deepcopy(self.hooks, memo)
         return copied
-
-
-def in_use(module: Any) -> Any:
-    """The module itself; the copy in use where PEFT wraps it to train and save one for each
-    adapter, or what is compiled."""
-    if "_orig_mod" in module._modules:  # by torch.compile, in accelerate's `compile_regions`
-        module = module._modules["_orig_mod"]
-    copies = getattr(module, "modules_to_save", None)
-    if copies is None:
-        return module
-    active = module.active_adapters
-    return module.original_module if module.disable_adapters or not active else copies[active[0]]

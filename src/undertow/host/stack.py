@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from undertow.errors import UnsupportedArchitectureError
 from undertow.host.arguments import Call
-
-if TYPE_CHECKING:
-    from undertow.host.collecting import Collected
+from undertow.host.collecting import Collected
 
 
 class Recording:

@@ -10,7 +10,7 @@ from helpers import hosted, tokens
 
 import undertow
 from undertow import ConfigError, Scan, Sequential
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.lab.inspections import measure_fidelity, recommendation
 
 

@@ -21,7 +21,7 @@ from transformers import (
 import undertow
 from undertow import Sequential
 from undertow.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.lab.runs.loading import load
 from undertow.lab.runs.recipe import ModelSection
 from undertow.lab.tasks import character_tokenizer

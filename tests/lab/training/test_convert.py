@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from undertow.cli.main import main
 from undertow.errors import ConfigError
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.lab.tasks import character_tokenizer
 from undertow.lab.training.convert import picks
 

@@ -9,7 +9,7 @@ import torch
 from tiny import equal, interrupt, losses, recipe, weights
 
 from undertow.errors import ConfigError
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.lab.runs.loading import load
 from undertow.lab.runs.log import read_log
 from undertow.lab.training.run import train

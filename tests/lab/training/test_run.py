@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import undertow
 from undertow.errors import CheckpointError, DataError
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.lab.evaluation import accuracy_by_length
 from undertow.lab.runs.folder import check_folder, run_folder
 from undertow.lab.runs.loading import load

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import undertow
 from undertow.cli.main import main
-from undertow.host.attach import find_pathway
+from undertow.host.attachment import find_pathway
 from undertow.lab.runs.loading import load
 from undertow.lab.runs.log import read_log
 from undertow.lab.tasks import character_tokenizer

@@ -19,7 +19,7 @@ from transformers import Trainer, TrainingArguments
 import undertow
 from undertow import Auto, Chunked, Jacobi, Scan, Sequential
 from undertow.errors import ConfigError
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.host.state import PRESENT, StateLayer
 from undertow.lab.runs.checkpoints import last_checkpoint
 from undertow.lab.runs.folder import run_folder

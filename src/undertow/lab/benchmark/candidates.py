@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from undertow.errors import ConfigError, nearest
 from undertow.host import attach, set_solver
-from undertow.host.attach import find_pathway
+from undertow.host.attachment import find_pathway
 from undertow.lab.benchmark.literal import LiteralRollout
 from undertow.lab.benchmark.settings import Bench
 from undertow.pathways import T2MLR

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutput
 
 from undertow.host import detach
-from undertow.host.attach import find_pathway
+from undertow.host.attachment import find_pathway
 
 
 class LiteralRollout(nn.Module):

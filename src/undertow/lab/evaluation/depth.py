@@ -12,7 +12,7 @@ import torch
 
 from undertow.depth.loop import check_depth
 from undertow.errors import ConfigError
-from undertow.host.attach import find_attachment
+from undertow.host.attachment import find_attachment
 from undertow.models import HuginnForCausalLM
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from undertow.errors import ConfigError, nearest
 from undertow.files import write_text
 from undertow.host import set_solver
-from undertow.host.attach import recurs_in_time
+from undertow.host.attachment import recurs_in_time
 from undertow.lab.evaluation.run import depth_suffix, load_at, seed_folders
 from undertow.lab.runs.folder import MODEL
 from undertow.lab.runs.loading import first_line, quiet_libraries

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from undertow.host import set_solver
-from undertow.host.attach import find_attachment, find_backbone, find_pathway
+from undertow.host.attachment import find_attachment, find_backbone, find_pathway
 from undertow.lab.evaluation.figures import new_figure, save_figure
 from undertow.lab.tables import table
 from undertow.solvers import Jacobi, Scan, Sequential, Solver

@@ -22,7 +22,7 @@ from undertow.depth.exits import (
     MinPKL,
 )
 from undertow.files import write_text
-from undertow.host.attach import find_attachment, recurs_in_time
+from undertow.host.attachment import find_attachment, recurs_in_time
 from undertow.lab.evaluation.accuracy import accuracy_by_length
 from undertow.lab.evaluation.depth import at_depth, get_depth
 from undertow.lab.inspections.depth import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from undertow.host.attach import find_attachment, find_pathway
+from undertow.host.attachment import find_attachment, find_pathway
 from undertow.lab.evaluation.accuracy import evaluating
 from undertow.lab.tasks import model_inputs, real_tokens
 from undertow.lab.tasks.encode import IGNORED

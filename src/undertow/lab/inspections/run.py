@@ -13,7 +13,7 @@ import torch
 from undertow.config import load_config
 from undertow.errors import ConfigError
 from undertow.files import write_text
-from undertow.host.attach import recurs_in_time
+from undertow.host.attachment import recurs_in_time
 from undertow.lab.evaluation.figures import lines_figure
 from undertow.lab.evaluation.run import seed_folders
 from undertow.lab.inspections.choices import (

@@ -8,7 +8,7 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from undertow.errors import ConfigError, nearest
-from undertow.host.attach import has_recurrence
+from undertow.host.attachment import has_recurrence
 from undertow.lab.runs.recipe import LoRASection
 
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBa
 
 from undertow.errors import CheckpointError, ConfigError, UndertowError
 from undertow.host import attach, set_solver
-from undertow.host.attach import has_recurrence, recurs_in_time
+from undertow.host.attachment import has_recurrence, recurs_in_time
 from undertow.lab.runs.loading import (
     check_model_folder,
     first_line,

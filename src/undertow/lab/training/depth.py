@@ -15,7 +15,7 @@ from undertow.depth.initial import mix, row_seeds
 from undertow.depth.monitors import StateMonitor
 from undertow.depth.objectives import expected_loss, gate_loss
 from undertow.errors import ConfigError
-from undertow.host.attach import find_attachment, recurs_in_time
+from undertow.host.attachment import find_attachment, recurs_in_time
 from undertow.host.vocabulary import final_norm
 from undertow.lab.runs.depth import DepthSection
 from undertow.lab.tasks.tokenizer import ids_of

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from undertow.errors import ConfigError, DataError
-from undertow.host.attach import find_attachment, find_pathway, recurs_in_time
+from undertow.host.attachment import find_attachment, find_pathway, recurs_in_time
 from undertow.host.support import find_stack
 from undertow.lab.runs.loading import context_of, load_tokenizer
 from undertow.lab.runs.recipe import Recipe

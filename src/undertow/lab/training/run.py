@@ -17,7 +17,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from undertow.config import save_yaml
 from undertow.errors import ConfigError, DivergedError, Interrupted
 from undertow.files import replacing_folder, sync, write_text
-from undertow.host.attach import recurs_in_time
+from undertow.host.attachment import recurs_in_time
 from undertow.lab.runs.checkpoints import checkpoints, choose, infinite, remove, step_of
 from undertow.lab.runs.folder import (
     LOG,

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from undertow.errors import ConfigError
-from undertow.host.attach import Attachment, find_attachment
+from undertow.host.attachment import Attachment, find_attachment
 from undertow.solvers import Auto, RecurrentBlock, Sequential, Solver, SolverMemory, SolverReport
 
 logger = logging.getLogger("undertow")

@@ -12,10 +12,12 @@ ones of the module that they are called on, so that copies of the model work.
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from types import CodeType
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,20 +25,67 @@ from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
 from undertow.errors import ConfigError, DataError, UnsupportedArchitectureError
+from undertow.host.attachment import ATTACHMENT, Attachment, in_use
 from undertow.host.forward import Forward
 from undertow.host.given import ARGUMENTS, _validate_model_kwargs, check_given, check_names
 from undertow.host.learning import Observer, learn
-from undertow.host.method import InstanceMethod, is_method
 from undertow.host.offloading import bring_in
-from undertow.host.owners import ATTACHMENT, Owners, in_use
+from undertow.host.owners import Owners
 from undertow.host.stack import Stack, current_forward
-
-if TYPE_CHECKING:
-    from undertow.host.attach import Attachment
 
 # Where a `forward` that stood in a module's own `__dict__` before ours is kept, such as one of
 # accelerate's; and the owners.
 EARLIER, OWNERS = "_undertow_earlier_forward", "_undertow_owners"
+
+
+# --- methods of one model
+
+
+class InstanceMethod:
+    """`function` bound to one `owner`, to be put into its ``__dict__`` in place of its class's
+    method of that `name`.
+
+    A bound method of Python's own would be lost in a pickle, which keeps its name alone and so
+    finds the class's. This one keeps its function, and a deep copy is bound to the copied owner. It
+    has what makes accelerate's `compile_regions` bind it anew to the model that it makes.
+    """
+
+    def __init__(self, function: Callable[..., Any], owner: Any, name: str | None = None) -> None:
+        self.__func__, self.__self__ = function, owner
+        self.__name__ = name or function.__name__
+
+    @property
+    def __code__(self) -> CodeType:
+        """What torch.export looks at."""
+        code: CodeType = self.__func__.__code__
+        return code
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """That of the class's method, and the keywords that the function adds."""
+        own = inspect.signature(self.__func__).parameters.values()
+        plain = inspect.signature(getattr(type(self.__self__), self.__name__))
+        of_class = list(plain.parameters.values())[1:]  # without self
+        names = {parameter.name for parameter in of_class}
+        added = [p for p in own if p.kind is inspect.Parameter.KEYWORD_ONLY and p.name not in names]
+        last = [p for p in of_class if p.kind is inspect.Parameter.VAR_KEYWORD]
+        return plain.replace(parameters=[*(p for p in of_class if p not in last), *added, *last])
+
+
+def is_method(candidate: Any, function: Callable[..., Any]) -> bool:
+    """Whether a callable is `function` bound to a model, or a wrapper around it that says so, as
+    accelerate's hooks do."""
+    while candidate is not None:
+        if getattr(candidate, "__func__", None) is function:
+            return True
+        candidate = getattr(candidate, "__wrapped__", None)
+    return False
+
+
+# --- what is put on a model
 
 
 class Given:

@@ -1,0 +1,101 @@
+"""A recurrence and its solvers as plain data, as a folder's config holds them, and back."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from undertow.config import from_mapping, to_mapping
+from undertow.depth.looped import Looped
+from undertow.errors import ConfigError, nearest
+from undertow.host.attachment import Attachment
+from undertow.pathways import RECURRENCES, Recurrence
+from undertow.solvers import SOLVERS, Solver
+
+
+def recurrences_of(attachment: Attachment) -> dict[str, dict[str, Any]]:
+    """What is attached, as plain data: a `recurrence` in time, a `looped` one in depth, or both."""
+    held = {"recurrence": attachment.settings, "looped": attachment.looped}
+    return {name: to_mapping(settings) for name, settings in held.items() if settings is not None}
+
+
+def recurrences_from_mappings(
+    recurrence: dict[str, Any], looped: dict[str, Any]
+) -> list[Recurrence | Looped]:
+    """The settings that `recurrences_of` describes, in the order to attach them in.
+
+    Raises:
+        ConfigError: they describe none.
+    """
+    found: list[Recurrence | Looped] = []
+    if looped:
+        found.append(from_mapping(Looped, looped, where="looped"))
+    if recurrence or not found:
+        found.append(recurrence_from_mapping(recurrence))
+    return found
+
+
+def recurrence_from_mapping(mapping: dict[str, Any]) -> Recurrence:
+    """Read a recurrence from plain data with a `kind`."""
+    settings = dict(mapping)
+    kind = settings.pop("kind", None)
+    if kind not in RECURRENCES:
+        raise ConfigError(
+            f"recurrence kind {kind!r} is unknown{nearest(kind, RECURRENCES)}; use "
+            f"{', '.join(RECURRENCES)}"
+        )
+    return from_mapping(RECURRENCES[kind], settings, where="recurrence")
+
+
+def solvers_of(attachment: Attachment) -> dict[str, dict[str, Any]]:
+    """How the attached recurrence in time is solved, as plain data."""
+    if attachment.settings is None:
+        return {}
+    return {
+        "solver": solver_to_mapping(attachment.solver),
+        "prefill": solver_to_mapping(attachment.prefill),
+    }
+
+
+def set_saved_solvers(attachment: Attachment, saved: dict[str, dict[str, Any]]) -> None:
+    """Give a loaded model the solvers that `solvers_of` described; one that is not known here stays
+    the default, with a warning, as exact generation does not depend on it."""
+    for name, mapping in saved.items():
+        if not mapping:
+            continue
+        try:
+            setattr(attachment, name, read_solver(mapping, name))
+        except (ConfigError, TypeError, ValueError) as error:
+            warnings.warn(
+                f"the model was saved with a {name} that is not known here ({error}), so it has "
+                "the default one; choose with undertow.set_solver, or put a class of your own "
+                "into undertow.solvers.SOLVERS before loading",
+                stacklevel=5,
+            )
+
+
+def solver_to_mapping(solver: Solver) -> dict[str, Any]:
+    """A solver as plain data; of one that could not be read back from it, only the name of its
+    class."""
+    try:
+        mapping = to_mapping(solver)
+        if read_solver(mapping) == solver:
+            return mapping
+    except (ConfigError, TypeError, ValueError):
+        pass
+    return {"kind": type(solver).__name__}
+
+
+def read_solver(mapping: dict[str, Any], where: str = "solver") -> Solver:
+    """Read a solver from plain data with a `kind`.
+
+    Raises:
+        ConfigError: it describes none that is known.
+    """
+    settings = dict(mapping)
+    kind = settings.pop("kind", None)
+    if kind not in SOLVERS:
+        raise ConfigError(
+            f"{where} kind {kind!r} is unknown{nearest(kind, SOLVERS)}; use {', '.join(SOLVERS)}"
+        )
+    return from_mapping(SOLVERS[kind], settings, where=where)

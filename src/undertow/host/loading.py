@@ -1,0 +1,190 @@
+"""A hosted model from disk.
+
+After `import undertow`, `AutoModelForCausalLM.from_pretrained` loads what `saving.py` wrote, with
+every keyword that it takes for the base model; without, it fails by name, so that a recurrence is
+never dropped in silence.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
+
+from undertow.depth.looped import Looped
+from undertow.errors import CheckpointError, ConfigError
+from undertow.host.attach import attach
+from undertow.host.attachment import ATTACHMENT, find_attachment, find_pathway
+from undertow.host.described import recurrences_from_mappings, set_saved_solvers
+from undertow.host.folder_config import UndertowConfig, not_described
+from undertow.host.learning import learn
+from undertow.host.offloading import place
+from undertow.host.saving import known_class, registering
+from undertow.host.support import find_stack
+from undertow.manifest import check_model
+from undertow.pathways import T2MLR, Recurrence
+from undertow.pathways.t2mlr import GAMMAS
+
+# What the library says of weights whose shapes are others.
+MISMATCH = "ignore_mismatched_sizes"
+
+
+class NoWeightsError(CheckpointError, OSError):
+    """Weights that are not there, which the library's loading calls an OSError."""
+
+
+class ShapesError(CheckpointError, RuntimeError):
+    """Weights of other shapes, which the library's loading calls a RuntimeError."""
+
+
+class UndertowForCausalLM:
+    """What `AutoModelForCausalLM` finds for an `UndertowConfig`. It makes models of the base
+    model's own class."""
+
+    config_class = UndertowConfig
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | os.PathLike[str], *args: Any, config: Any = None, **kwargs: Any
+    ) -> Any:
+        """Load a hosted model; arguments as for any `from_pretrained`.
+
+        Raises:
+            CheckpointError: the folder holds no hosted model, lacks some of its weights, holds
+                damaged ones, or is not what its manifest lists.
+        """
+        check_model(Path(folder) / kwargs.get("subfolder", ""))
+        if not isinstance(config, UndertowConfig):
+            return AutoModelForCausalLM.from_pretrained(folder, *args, **kwargs)
+        base_class, recurrences = read_config(config)
+        wants_info = kwargs.pop("output_loading_info", False)
+        settings = {"config": config.base, "output_loading_info": True, **kwargs}
+        if isinstance(device_map := kwargs.get("device_map"), dict):
+            settings["device_map"] = device_map = dict(device_map)
+        try:
+            try:
+                model, info = loading_class(base_class, recurrences, device_map).from_pretrained(
+                    folder, *args, **settings
+                )
+            except RuntimeError as error:
+                if MISMATCH not in str(error) or not any(
+                    isinstance(each, T2MLR) for each in recurrences
+                ):
+                    raise
+                # The weights may be from when the γ of T²MLR were scalars.
+                older = loading_class(base_class, recurrences, device_map, scalar_gammas=True)
+                model, info = older.from_pretrained(folder, *args, **settings)
+                find_pathway(model).reshape_gammas(1)  # type: ignore[operator]
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"the weights in {folder} are damaged: {error}; load an earlier checkpoint"
+            ) from error
+        except OSError as error:
+            raise NoWeightsError(f"{folder} holds no weights that can be read: {error}") from error
+        except ConfigError as error:
+            raise CheckpointError(
+                f"the recurrence in {folder}'s config.json does not fit the model: {error}"
+            ) from error
+        except RuntimeError as error:
+            if MISMATCH not in str(error):
+                raise
+            raise ShapesError(
+                f"{folder}'s weights do not have the shapes that its config.json describes"
+            ) from error
+        check_loaded(folder, info)
+        model.__class__ = base_class
+        attachment = find_attachment(model)
+        set_saved_solvers(attachment, config.solvers)
+        if not any(parameter.is_meta for parameter in model.parameters()):
+            learn(attachment)
+        return (model, info) if wants_info else model
+
+    @classmethod
+    def _from_config(cls, config: UndertowConfig, **kwargs: Any) -> Any:
+        """A hosted model with fresh weights (`AutoModelForCausalLM.from_config`)."""
+        base_class, recurrences = read_config(config)
+        model = base_class._from_config(config.base, **kwargs)
+        for recurrence in recurrences:
+            attach(model, recurrence)
+        set_saved_solvers(find_attachment(model), config.solvers)
+        return model
+
+
+def check_loaded(folder: str | os.PathLike[str], info: dict[str, Any]) -> None:
+    """Refuse a model that lacks weights, which the library would make up.
+
+    Raises:
+        CheckpointError: it does; those of other shapes are none where the library was told to
+            ignore them, but the recurrence's.
+    """
+    mismatched = {key for key, *_ in info["mismatched_keys"]}
+    if changed := sorted(key for key in mismatched if ".recurrence." in f".{key}"):
+        raise ShapesError(
+            f"{folder}'s weights of the recurrence, {changed[0]} among them, have other shapes"
+        )
+    missing = sorted(set(info["missing_keys"]) - mismatched)
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks {len(missing)} weights, {missing[0]} among them: "
+            "it was saved in part, or without the recurrence"
+        )
+
+
+def read_config(config: UndertowConfig) -> tuple[type[PreTrainedModel], list[Recurrence | Looped]]:
+    """The base model's class, and the recurrences, that a hosted model's config names."""
+    try:
+        name = config.base.architectures[0]
+        base_class = known_class(name, config.base)
+        if base_class is None:
+            raise ConfigError(
+                f"its class {name} is not known; {registering(name, config.base)} before loading"
+            )
+        recurrences = recurrences_from_mappings(config.recurrence, config.looped)
+    except (KeyError, AttributeError, TypeError, IndexError, ValueError) as error:
+        raise not_described(error) from error
+    return base_class, recurrences
+
+
+def loading_class(
+    base_class: Any,
+    recurrences: list[Recurrence | Looped],
+    device_map: Any,
+    scalar_gammas: bool = False,
+) -> Any:
+    """A subclass of the base model's class that has the recurrence from the start: its weights load
+    with the rest.
+
+    A device map that is a dict gets a place for it.
+    """
+
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        base_class.__init__(self, config, *args, **kwargs)
+        for recurrence in recurrences:
+            attach(self, recurrence)
+        if isinstance(device_map, dict):
+            stack = find_stack(self)
+            place(device_map, stack, f"{stack.rpartition('.')[0]}.{ATTACHMENT}".lstrip("."))
+        if scalar_gammas:
+            find_pathway(self).reshape_gammas()  # type: ignore[operator]
+
+    kept = set(getattr(base_class, "_keep_in_fp32_modules_strict", None) or ())
+    members = {
+        "__init__": __init__,
+        # or transformers takes it for custom code and skips its key conversions
+        "__module__": base_class.__module__,
+        "_keep_in_fp32_modules_strict": kept.union(GAMMAS),
+    }
+    return type(base_class.__name__, (base_class,), members)
+
+
+AutoConfig.register(UndertowConfig.model_type, UndertowConfig)
+AutoModelForCausalLM.register(UndertowConfig, UndertowForCausalLM)
+AutoModelForImageTextToText.register(UndertowConfig, UndertowForCausalLM)
