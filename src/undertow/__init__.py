@@ -19,6 +19,7 @@ from undertow.errors import (
 from undertow.host import attach, depth_report, detach, report, set_solver
 from undertow.models import HuginnConfig, HuginnForCausalLM
 from undertow.pathways import T2MLR, SoftToken, TurboConn
+from undertow.registry import register
 from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential, SolverReport
 
 __version__ = "0.1.0"
@@ -45,6 +46,7 @@ __all__ = [
     "attach",
     "depth_report",
     "detach",
+    "register",
     "report",
     "set_solver",
 ]

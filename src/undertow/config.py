@@ -46,6 +46,8 @@ from undertow.config_help import (
 from undertow.errors import ConfigError, nearest
 from undertow.files import write_text
 from undertow.reading import MalformedError, is_text, line_of, parse_yaml, read_text, read_yaml
+from undertow.registry import is_family
+from undertow.settings import AsText, is_as_text
 
 __all__ = [
     "apply_overrides",
@@ -137,6 +139,8 @@ def convert(hint: Any, value: Any, where: str = "") -> Any:
     if hint is Any:
         _check_any(value, where)
         return value
+    if isinstance(value, str) and (written := [each for each in others if is_as_text(each)]):
+        return _call(written[0].from_text, where, (value,), {})
     if sections_of(hint):
         return _convert_section(hint, value, where)
     if len(members) > len(others) == 1 and (
@@ -215,6 +219,8 @@ def _convert_section(hint: Any, value: Any, where: str) -> Any:
         return from_mapping(kinds[kind], value, where)
     if not optional or kind not in (None, "none"):
         mend = nearest(kind, kinds)
+        if any(is_family(member) for member in members):
+            mend += " (one of your own must be imported first, as by plugins: [my_module])"
         raise _error(_join(where, "kind"), f"expected one of {expected}, got {_shown(kind)}{mend}")
     others = [key for key in value if key != "kind"]
     if others:
@@ -373,6 +379,8 @@ def _parse_override(arguments: Sequence[str], index: int) -> tuple[list[str], An
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, AsText):
+        return value.to_text()
     if dataclasses.is_dataclass(value):
         return to_mapping(value)
     if isinstance(value, tuple | list):

@@ -23,6 +23,9 @@ from typing import Any
 
 import yaml
 
+from undertow.registry import is_family, kinds
+from undertow.settings import is_as_text
+
 WIDTH = 100
 """Columns to which help text is wrapped."""
 
@@ -86,9 +89,14 @@ def union_members(hint: Any) -> tuple[Any, ...]:
 
 
 def sections_of(hint: Any) -> list[type]:
-    """Return the dataclasses among the members of a type."""
-    members = union_members(hint)
-    return [each for each in members if isinstance(each, type) and dataclasses.is_dataclass(each)]
+    """Return the dataclasses among the members of a type; for a family, all that are registered."""
+    sections: list[type] = []
+    for each in union_members(hint):
+        if is_family(each):
+            sections += [cls for _, cls in sorted(kinds(each).items())]
+        elif isinstance(each, type) and dataclasses.is_dataclass(each) and not is_as_text(each):
+            sections.append(each)
+    return sections
 
 
 def item_types(hint: Any) -> tuple[Any, ...]:
@@ -103,10 +111,10 @@ def item_types(hint: Any) -> tuple[Any, ...]:
 def type_name(hint: Any) -> str:
     """Return a type in the plain words used by help and error messages."""
     members = union_members(hint)
-    if len(members) > 1:
-        kinds = [kind for kind in map(kind_of, sections_of(hint)) if kind]
-        rest = [member for member in members if not kinds or not dataclasses.is_dataclass(member)]
-        tagged = [f"section of kind {' or '.join(kinds)}"] if kinds else []
+    if len(members) > 1 or is_family(hint):
+        tags = [kind for kind in map(kind_of, sections_of(hint)) if kind]
+        rest = [member for member in members if not tags or not dataclasses.is_dataclass(member)]
+        tagged = [f"section of kind {' or '.join(tags)}"] if tags else []
         return " or ".join(tagged + [type_name(member) for member in rest])
     origin, arguments, items = typing.get_origin(hint), typing.get_args(hint), item_types(hint)
     if origin is typing.Literal:
@@ -116,6 +124,8 @@ def type_name(hint: Any) -> str:
         return f"[{', '.join('...' if each is ... else type_name(each) for each in items)}]"
     if origin is dict:
         return f"{{{type_name(arguments[0])}: {type_name(arguments[1])}, ...}}"
+    if is_as_text(hint):
+        return str(hint.forms)
     if dataclasses.is_dataclass(hint):
         kind = kind_of(typing.cast(type, hint))
         return f"section of kind {kind}" if kind else "section"

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from undertow.config_help import field_types, item_types, kind_of, type_name, union_members
 from undertow.errors import ConfigError, nearest
+from undertow.settings import is_as_text
 
 # What a value becomes that no annotation allows.
 WRONG = object()
@@ -76,6 +77,8 @@ def _fit(hint: Any, value: Any) -> Any:
         return next(
             (fitted for member in members if (fitted := _fit(member, value)) is not WRONG), WRONG
         )
+    if isinstance(value, str) and is_as_text(hint):
+        return hint.from_text(value)
     if hint is None or hint is type(None):
         return value if value is None else WRONG
     if typing.get_origin(hint) is Literal:

@@ -19,7 +19,7 @@ import undertow
 from undertow import CheckpointError
 from undertow.host.attachment import find_attachment
 from undertow.host.folder_config import UndertowConfig
-from undertow.solvers import SOLVERS, Scan, Sequential
+from undertow.solvers import Scan, Sequential
 
 Folders = tuple[Path, Path]
 ARCHITECTURES = ["llama", "gpt2", "gemma3", "gpt_oss", "bloom"]
@@ -284,7 +284,7 @@ class Named(Sequential):
 
 
 def test_a_solver_of_the_users_own_is_named_when_it_is_not_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_kinds: None
 ) -> None:
     model = hosted("llama", "turboconn-3", solver=Own(4, 0))
     model.save_pretrained(tmp_path)
@@ -300,7 +300,7 @@ def test_a_solver_of_the_users_own_is_named_when_it_is_not_known(
     model.save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="'Named'"):
         load(tmp_path)
-    monkeypatch.setitem(SOLVERS, Named.kind, Named)
+    undertow.register(Named)
     model.save_pretrained(tmp_path)
     assert find_attachment(load(tmp_path)).solver == Named("adjoint(2)")
 

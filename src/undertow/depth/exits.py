@@ -7,7 +7,7 @@ arXiv 2502.05171's released code unless noted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from undertow.depth.loop import check_depth
 from undertow.errors import ConfigError
 from undertow.fields import check_fields
+from undertow.registry import family, kinds, register
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Watch:
         self.memory = {name: tensor[rows] for name, tensor in self.memory.items()}
 
 
+@family
 @dataclass(frozen=True)
 class ExitRule:
     """The base of all rules."""
@@ -91,6 +93,7 @@ class _Threshold(ExitRule):
             )
 
 
+@register
 @dataclass(frozen=True)
 class LatentDifference(_Threshold):
     """Stop when the state hardly changes: ‖s_i - s_{i-1}‖ / ‖s_i‖."""
@@ -104,6 +107,7 @@ class LatentDifference(_Threshold):
         return change < self.threshold * evidence.after.float().norm(dim=-1)
 
 
+@register
 @dataclass(frozen=True)
 class Cosine(_Threshold):
     """Stop when the state hardly turns: 1 - cos(s_i, s_{i-1})."""
@@ -119,6 +123,7 @@ class Cosine(_Threshold):
         )
 
 
+@register
 @dataclass(frozen=True)
 class KLDivergence(_Threshold):
     """Stop when the prediction hardly changes: KL(p_{i-1} ‖ p_i). The paper's threshold."""
@@ -139,6 +144,7 @@ class KLDivergence(_Threshold):
         return (before.exp() * (before - now)).sum(-1) < self.threshold
 
 
+@register
 @dataclass(frozen=True)
 class MinPKL(KLDivergence):
     """KL after every probability below `share` of the largest becomes 1/V: the tail's noise does
@@ -162,6 +168,7 @@ class MinPKL(KLDivergence):
         return (levelled / levelled.sum(-1, keepdim=True)).log()
 
 
+@register
 @dataclass(frozen=True)
 class EntropyDifference(_Threshold):
     """Stop when the prediction's entropy hardly changes: |H_i - H_{i-1}|."""
@@ -180,6 +187,7 @@ class EntropyDifference(_Threshold):
         return (now - before).abs() < self.threshold
 
 
+@register
 @dataclass(frozen=True)
 class ArgmaxStability(ExitRule):
     """Stop when the likeliest token stays the same."""
@@ -202,6 +210,7 @@ class ArgmaxStability(ExitRule):
         return count >= self.times
 
 
+@register
 @dataclass(frozen=True)
 class Scripted(ExitRule):
     """A depth for each absolute position, given beforehand."""
@@ -223,6 +232,7 @@ class Scripted(ExitRule):
         return evidence.depth >= depths[evidence.positions.clamp(0, len(self.depths) - 1)]
 
 
+@register
 @dataclass(frozen=True)
 class LearnedGate(ExitRule):
     """Stop where the model's own gate has given away a share of the probability of stopping (arXiv
@@ -261,16 +271,5 @@ def _logits(evidence: Evidence) -> torch.Tensor:
     return evidence.logits
 
 
-EXIT_RULES: dict[str, type[ExitRule]] = {
-    rule.kind: rule
-    for rule in (
-        LatentDifference,
-        Cosine,
-        KLDivergence,
-        MinPKL,
-        EntropyDifference,
-        ArgmaxStability,
-        Scripted,
-        LearnedGate,
-    )
-}
+EXIT_RULES: Mapping[str, type[ExitRule]] = kinds(ExitRule)
+"""Every registered exit rule by its kind."""

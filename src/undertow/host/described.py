@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from undertow.config import from_mapping, to_mapping
+from undertow.config import convert, from_mapping, to_mapping
 from undertow.depth.looped import Looped
-from undertow.errors import ConfigError, nearest
+from undertow.errors import ConfigError
 from undertow.host.attachment import Attachment
-from undertow.pathways import RECURRENCES, Recurrence
-from undertow.solvers import SOLVERS, Solver
+from undertow.pathways import Recurrence
+from undertow.solvers import Solver
 
 
 def recurrences_of(attachment: Attachment) -> dict[str, dict[str, Any]]:
@@ -31,20 +31,8 @@ def recurrences_from_mappings(
     if looped:
         found.append(from_mapping(Looped, looped, where="looped"))
     if recurrence or not found:
-        found.append(recurrence_from_mapping(recurrence))
+        found.append(convert(Recurrence, recurrence, "recurrence"))
     return found
-
-
-def recurrence_from_mapping(mapping: dict[str, Any]) -> Recurrence:
-    """Read a recurrence from plain data with a `kind`."""
-    settings = dict(mapping)
-    kind = settings.pop("kind", None)
-    if kind not in RECURRENCES:
-        raise ConfigError(
-            f"recurrence kind {kind!r} is unknown{nearest(kind, RECURRENCES)}; use "
-            f"{', '.join(RECURRENCES)}"
-        )
-    return from_mapping(RECURRENCES[kind], settings, where="recurrence")
 
 
 def solvers_of(attachment: Attachment) -> dict[str, dict[str, Any]]:
@@ -68,8 +56,8 @@ def set_saved_solvers(attachment: Attachment, saved: dict[str, dict[str, Any]]) 
         except (ConfigError, TypeError, ValueError) as error:
             warnings.warn(
                 f"the model was saved with a {name} that is not known here ({error}), so it has "
-                "the default one; choose with undertow.set_solver, or put a class of your own "
-                "into undertow.solvers.SOLVERS before loading",
+                "the default one; choose with undertow.set_solver, or import the module that "
+                "registers it with undertow.register before loading",
                 stacklevel=5,
             )
 
@@ -92,10 +80,5 @@ def read_solver(mapping: dict[str, Any], where: str = "solver") -> Solver:
     Raises:
         ConfigError: it describes none that is known.
     """
-    settings = dict(mapping)
-    kind = settings.pop("kind", None)
-    if kind not in SOLVERS:
-        raise ConfigError(
-            f"{where} kind {kind!r} is unknown{nearest(kind, SOLVERS)}; use {', '.join(SOLVERS)}"
-        )
-    return from_mapping(SOLVERS[kind], settings, where=where)
+    solver: Solver = convert(Solver, mapping, where)
+    return solver

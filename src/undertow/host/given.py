@@ -100,7 +100,7 @@ def _no_instance(
             for each in dataclasses.fields(named)  # type: ignore[arg-type]  # settings are dataclasses
             if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
         ]
-        where = "undertow." if named in kinds.values() else ""
+        where = "undertow." if named.__module__.startswith("undertow.") else ""
         example = f"{where}{named.__name__}({', '.join(needed)})"
     return f"{name} is {shown(value)}; give one such as {example}"
 

@@ -1,10 +1,14 @@
 """What is carried in time: TurboConn, T²MLR and soft tokens, as plain modules with one contract."""
 
+from collections.abc import Mapping
+
 from undertow.pathways.base import Pathway, Recurrence
 from undertow.pathways.soft_token import SoftToken
 from undertow.pathways.t2mlr import T2MLR
 from undertow.pathways.turboconn import TurboConn
+from undertow.registry import kinds
 
-RECURRENCES: dict[str, type[Recurrence]] = {cls.kind: cls for cls in (TurboConn, T2MLR, SoftToken)}
+RECURRENCES: Mapping[str, type[Recurrence]] = kinds(Recurrence)
+"""Every registered recurrence in time by its kind."""
 
 __all__ = ["RECURRENCES", "T2MLR", "Pathway", "Recurrence", "SoftToken", "TurboConn"]

@@ -22,6 +22,7 @@ from torch import nn
 
 from undertow.errors import ConfigError
 from undertow.fields import check_fields
+from undertow.registry import family
 
 Decode = Callable[[torch.Tensor], torch.Tensor]
 
@@ -124,6 +125,7 @@ def scan_by_update(
     return states[0] if len(states) == 1 else torch.cat(states, dim=1)
 
 
+@family
 @dataclass(frozen=True)
 class Recurrence(ABC):
     """The settings of a recurrence in time: what `undertow.attach` takes and a checkpoint's config

@@ -11,8 +11,10 @@ import torch
 from undertow.errors import ConfigError
 from undertow.fields import check_fields
 from undertow.pathways.base import Decode, Pathway, Recurrence
+from undertow.registry import register
 
 
+@register
 @dataclass(frozen=True)
 class SoftToken(Recurrence):
     """Mix what the last token predicted, as an expected embedding, into the embedding of this one.

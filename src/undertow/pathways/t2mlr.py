@@ -15,12 +15,14 @@ from undertow.errors import ConfigError
 from undertow.fields import check_fields, fitting
 from undertow.pathways.base import Decode, Pathway, Recurrence, check_layer
 from undertow.pathways.scan import NormScan
+from undertow.registry import register
 
 GAMMAS = ("gamma_recurrent", "gamma_current")
 EPSILON = 1e-6
 CLAMP = 5.0
 
 
+@register
 @dataclass(frozen=True)
 class T2MLR(Recurrence):
     """One recurrent vector, taken after `last_layer` and fused through gates into the input of

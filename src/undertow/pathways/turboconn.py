@@ -14,10 +14,12 @@ from torch.nn import functional as F
 from undertow.errors import ConfigError, nearest
 from undertow.fields import check_fields, fitting
 from undertow.pathways.base import Decode, Pathway, Recurrence, check_layer
+from undertow.registry import register
 
 Connection = tuple[int, int]
 
 
+@register
 @dataclass(frozen=True)
 class TurboConn(Recurrence):
     """Connections that carry a low-rank projection of a layer's output to a lower layer's output,

@@ -1,15 +1,16 @@
 """How the states of a sequence are found."""
 
+from collections.abc import Mapping
+
+from undertow.registry import kinds
 from undertow.solvers.auto import Auto
 from undertow.solvers.base import Plan, RecurrentBlock, Solver, SolverMemory, SolverReport
 from undertow.solvers.chunked import Chunked
 from undertow.solvers.sequential import Sequential
 from undertow.solvers.sweeps import Jacobi, Scan
 
-# By the name that recipes and saved models give them.
-SOLVERS: dict[str, type[Solver]] = {
-    cls.kind: cls for cls in (Auto, Sequential, Scan, Jacobi, Chunked)
-}
+SOLVERS: Mapping[str, type[Solver]] = kinds(Solver)
+"""Every registered solver by its kind, as recipes and saved models name it."""
 
 __all__ = [
     "SOLVERS",

@@ -13,6 +13,7 @@ import torch
 
 from undertow.errors import ConfigError
 from undertow.fields import check_fields
+from undertow.registry import register
 from undertow.solvers.agreement import largest
 from undertow.solvers.base import Plan, RecurrentBlock, Solver, SolverMemory, SolverReport
 from undertow.solvers.gradients import Gradient
@@ -31,6 +32,7 @@ MOST_PRODUCTS = 4
 OUTGROWN = 2.0
 
 
+@register
 @dataclass(frozen=True)
 class Auto(Solver):
     """States found without a graph, by a few scans or by the rollout, whichever is cheaper; then a

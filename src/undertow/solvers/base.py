@@ -13,6 +13,7 @@ import torch
 
 from undertow.fields import check_fields
 from undertow.pathways.base import Pathway
+from undertow.registry import family
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ class RecurrentBlock(ABC):
         before it."""
 
 
+@family
 @dataclass(frozen=True)
 class Solver(ABC):
     """The settings of a solver. It holds nothing of a forward, so one object may serve many models

@@ -11,11 +11,13 @@ import torch
 
 from undertow.errors import ConfigError
 from undertow.fields import check_fields
+from undertow.registry import register
 from undertow.solvers.base import RecurrentBlock, Solver, SolverReport
 from undertow.solvers.sequential import Sequential
 from undertow.solvers.sweeps import Jacobi, Scan, Sweeping
 
 
+@register
 @dataclass(frozen=True)
 class Chunked(Solver):
     """Solve `chunk` tokens at a time with an inner solver, keys and values and states of the chunks

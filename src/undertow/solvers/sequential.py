@@ -9,11 +9,13 @@ from typing import ClassVar
 import torch
 
 from undertow.fields import check_fields
+from undertow.registry import register
 from undertow.solvers.base import RecurrentBlock, Solver, SolverReport
 from undertow.solvers.gradients import Gradient
 from undertow.solvers.solution import pass_at_solution
 
 
+@register
 @dataclass(frozen=True)
 class Sequential(Solver):
     """Run the recurrent block `lag` tokens at a time, in order. Exact for any pathway, in training

@@ -16,6 +16,7 @@ import torch
 
 from undertow.errors import ConfigError
 from undertow.fields import check_fields
+from undertow.registry import register
 from undertow.solvers.agreement import largest
 from undertow.solvers.base import RecurrentBlock, Solver, SolverReport
 from undertow.solvers.gradients import Gradient
@@ -121,6 +122,7 @@ def check_sweeps(
     return Gradient("truncated", backward) if gradient == "truncated" else Gradient.parse(gradient)
 
 
+@register
 @dataclass(frozen=True)
 class Jacobi(Sweeping):
     """T²MLR's training scheme: a plain sweep, then sweeps that each use the states of the one
@@ -162,6 +164,7 @@ class Jacobi(Sweeping):
         return sweeps
 
 
+@register
 @dataclass(frozen=True)
 class Scan(Sweeping):
     """Sweeps between which `update` is solved exactly along time for the frozen readings.

@@ -139,8 +139,8 @@ def test_overrides_change_what_they_name_and_nothing_else(tmp_path: Path) -> Non
         ),
         (
             {"task": "party"},
-            "expected one of parity, arithmetic, bbh-arithmetic, group_tracking, group_retrieval, "
-            "variables, prosqa, gsm8k, gsm_symbolic, hotpotqa, text, chat, got 'party'; did you "
+            "expected one of arithmetic, bbh-arithmetic, chat, group_retrieval, group_tracking, "
+            "gsm8k, gsm_symbolic, hotpotqa, parity, prosqa, text, variables, got 'party'; did you "
             "mean 'parity'?",
         ),
         (

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from undertow.errors import ConfigError
-from undertow.pathways import T2MLR, SoftToken, TurboConn
+from undertow.pathways import T2MLR, Recurrence
 
 Measure = Literal["train", "prefill", "decode", "memory"]
 
@@ -18,7 +18,7 @@ class Bench:
     """One benchmark. The default shape is SmolLM2-135M's depth at a third of its width, with T²MLR
     on layers 13 to 18."""
 
-    recurrence: TurboConn | T2MLR | SoftToken = field(default_factory=lambda: T2MLR(12, 17))
+    recurrence: Recurrence = field(default_factory=lambda: T2MLR(12, 17))
     """The recurrence to measure."""
     measures: tuple[Measure, ...] = ("train", "prefill", "decode", "memory")
     """What to measure: a training step, a prefill, a generated token, the peak memory of a training

@@ -12,25 +12,11 @@ from typing import Any, Literal
 from undertow.config import load_config
 from undertow.errors import ConfigError
 from undertow.lab.runs.depth import DepthSection
-from undertow.lab.tasks import (
-    GSM8K,
-    BigBenchArithmetic,
-    Chat,
-    GeneratedTask,
-    GroupRetrieval,
-    GroupTracking,
-    GSMSymbolic,
-    HotpotQA,
-    MultiStepArithmetic,
-    Parity,
-    ProsQA,
-    Text,
-    VariableAssignment,
-)
+from undertow.lab.tasks import GeneratedTask, Task
 from undertow.paths import takes_paths
-from undertow.pathways import T2MLR, SoftToken, TurboConn
+from undertow.pathways import Recurrence
 from undertow.reading import shown
-from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential
+from undertow.solvers import Auto, Solver
 
 LONGEST_NAME = 200
 """Bytes of a name: file systems take 255, of which some are for temporary names."""
@@ -285,20 +271,7 @@ class Recipe:
 
     name: str
     """Name of the run, and of its folder."""
-    task: (
-        Parity
-        | MultiStepArithmetic
-        | BigBenchArithmetic
-        | GroupTracking
-        | GroupRetrieval
-        | VariableAssignment
-        | ProsQA
-        | GSM8K
-        | GSMSymbolic
-        | HotpotQA
-        | Text
-        | Chat
-    )
+    task: Task
     """What to learn."""
     output: str = "runs"
     """Folder that the run's folder is made in."""
@@ -307,11 +280,11 @@ class Recipe:
     follow from it."""
     model: ModelSection = field(default_factory=ModelSection)
     """The model."""
-    recurrence: TurboConn | T2MLR | SoftToken | None = None
+    recurrence: Recurrence | None = None
     """The recurrence in time; none for the plain model."""
     depth: DepthSection | None = None
     """The recurrence in depth; none for a model whose layers run once."""
-    solver: Sequential | Scan | Jacobi | Chunked | Auto = field(default_factory=Auto)
+    solver: Solver = field(default_factory=Auto)
     """How the states of a sequence are found in training."""
     lora: LoRASection | None = None
     """Train low-rank adapters instead of the base model's weights."""

@@ -1,6 +1,8 @@
 """Tasks: what to learn and be tested on, and its way to token ids. Knows data and text, no
 models."""
 
+from collections.abc import Mapping
+
 from undertow.lab.tasks.arithmetic import MultiStepArithmetic
 from undertow.lab.tasks.base import GeneratedTask, PromptedTask, Task, split_of
 from undertow.lab.tasks.big_bench import BigBenchArithmetic
@@ -18,25 +20,10 @@ from undertow.lab.tasks.retrieval import GroupRetrieval
 from undertow.lab.tasks.text import Text
 from undertow.lab.tasks.tokenizer import character_tokenizer
 from undertow.lab.tasks.variables import VariableAssignment
+from undertow.registry import kinds
 
-TASKS: dict[str, type[Task]] = {
-    task.kind: task
-    for task in (
-        Parity,
-        MultiStepArithmetic,
-        BigBenchArithmetic,
-        GroupTracking,
-        GroupRetrieval,
-        VariableAssignment,
-        ProsQA,
-        GSM8K,
-        GSMSymbolic,
-        HotpotQA,
-        Text,
-        Chat,
-    )
-}
-"""Every task by its kind, as recipes name it."""
+TASKS: Mapping[str, type[Task]] = kinds(Task)
+"""Every registered task by its kind, as recipes name it."""
 
 __all__ = [
     "GSM8K",

@@ -10,11 +10,13 @@ from typing import ClassVar
 from undertow.errors import ConfigError
 from undertow.lab.tasks.base import PromptedTask, check_longest, paper_prompt
 from undertow.lab.tasks.example import Example
+from undertow.registry import register
 
 _QUESTION = "Evaluate this expression modulo 10."
 _UNARY_MINUS_PROBABILITY = 0.15
 
 
+@register
 @dataclass(frozen=True)
 class MultiStepArithmetic(PromptedTask):
     """Expressions of digits, +, -, * and unary minus; the answer is their value modulo 10 (Python's

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from undertow.errors import ConfigError, DataError
 from undertow.lab.tasks.encode import encode
 from undertow.lab.tasks.example import Example, Split
+from undertow.registry import family
 
 Template = Literal["paper", "bare"]
 Measure = Literal["answers", "labels", "loss"]
@@ -26,6 +27,7 @@ _ATTEMPTS = 10_000
 _LONGEST = 100_000
 
 
+@family
 @dataclass(frozen=True)
 class Task(ABC):
     """A source of numbered items that knows data and text, and no model.

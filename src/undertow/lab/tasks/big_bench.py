@@ -22,11 +22,13 @@ from undertow.lab.tasks.base import (
 )
 from undertow.lab.tasks.example import Example, Split
 from undertow.reading import expanded, read_json, shown
+from undertow.registry import register
 
 _EXPRESSION = re.compile(r"[-+*()\d =]+", re.ASCII)
 _NUMBER = re.compile(r"[-+]?\d{1,1000}", re.ASCII)
 
 
+@register
 @dataclass(frozen=True)
 class BigBenchArithmetic(Task):
     """250 expressions of signed digits, + - * and parentheses, such as `((-1 + 2 + 9 * 5) - (-2 +

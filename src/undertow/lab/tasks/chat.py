@@ -14,11 +14,13 @@ from undertow.lab.tasks.encode import IGNORED, known_ids
 from undertow.lab.tasks.example import Example, Split
 from undertow.lab.tasks.rows import RowsTask
 from undertow.reading import shown
+from undertow.registry import register
 
 Message = dict[str, str]
 ROLES = ("system", "user", "assistant")
 
 
+@register
 @dataclass(frozen=True)
 class Chat(RowsTask):
     """Conversations in the tokenizer's own chat template; only the assistant's tokens carry loss.

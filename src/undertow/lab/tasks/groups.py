@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, get_args
 from undertow.errors import ConfigError
 from undertow.lab.tasks.base import GeneratedTask, Measure, check_longest
 from undertow.lab.tasks.example import Example
+from undertow.registry import register
 
 Group = Literal["S3", "S5", "A5", "Z60", "A4xZ5"]
 
@@ -22,6 +23,7 @@ SYMBOLS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 SYMBOLS += "".join(letter for letter in map(chr, range(0xC0, 0x100)) if letter.isalpha())
 
 
+@register
 @dataclass(frozen=True)
 class GroupTracking(GeneratedTask):
     """Random elements of a group, min_length..max_length of them; the label of each position is the

@@ -13,6 +13,7 @@ from undertow.lab.tasks.base import first_line, paper_prompt, text_field
 from undertow.lab.tasks.example import Example, Split
 from undertow.lab.tasks.rows import RowsTask
 from undertow.reading import shown
+from undertow.registry import register
 
 _QUESTION = "Answer the math question."
 _ANSWER_MARK = "####"
@@ -20,6 +21,7 @@ _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)", re.ASCII)
 _CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
 
 
+@register
 @dataclass(frozen=True)
 class GSM8K(RowsTask):
     """Word problems whose answer is a number, with or without their solution steps.

@@ -11,11 +11,13 @@ from undertow.errors import ConfigError, DataError
 from undertow.lab.tasks.base import GeneratedTask
 from undertow.lab.tasks.example import Example
 from undertow.lab.tasks.gsm8k import is_right_number, parse_problem, write_problem
+from undertow.registry import register
 
 # About one problem in 100 takes as many steps as the longest does.
 _ATTEMPTS = 5000
 
 
+@register
 @dataclass(frozen=True)
 class GSMSymbolic(GeneratedTask):
     """Problems drawn from some 85 templates of grade-school mathematics, in GSM8K's layout and

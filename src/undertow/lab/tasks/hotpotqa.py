@@ -13,6 +13,7 @@ from undertow.lab.tasks.base import first_line, paper_prompt
 from undertow.lab.tasks.example import Example, Split
 from undertow.lab.tasks.rows import LeftOutError, RowsTask
 from undertow.reading import shown
+from undertow.registry import register
 
 _QUESTION = "Answer the question."
 _ANSWER_MARK = "####"
@@ -20,6 +21,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 Trace = Literal["written", "given", "none"]
 
 
+@register
 @dataclass(frozen=True)
 class HotpotQA(RowsTask):
     """Questions over several facts, with a trace of the facts that lead to the answer.

@@ -9,10 +9,12 @@ from typing import ClassVar
 from undertow.errors import ConfigError
 from undertow.lab.tasks.base import PromptedTask, check_longest, paper_prompt
 from undertow.lab.tasks.example import Example
+from undertow.registry import register
 
 _QUESTION = "Output the parity of this sequence."
 
 
+@register
 @dataclass(frozen=True)
 class Parity(PromptedTask):
     """Random bits, min_length..max_length of them; the answer is 1 if the number of ones is odd.

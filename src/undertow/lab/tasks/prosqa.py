@@ -16,12 +16,14 @@ from undertow.lab.tasks.base import PromptedTask, check_split, first_line
 from undertow.lab.tasks.example import Example, Split
 from undertow.lab.tasks.graphs import LETTERS, Question, draw_question, question_from_row
 from undertow.reading import expanded, read_json
+from undertow.registry import register
 
 _ANSWER_MARK = "###"
 # Graphs drawn for one of a given path length: about one in 40 has a path of six steps.
 _ATTEMPTS = 3000
 
 
+@register
 @dataclass(frozen=True)
 class ProsQA(PromptedTask):
     """A shuffled list of who is what and what is what, and the question which of two kinds someone

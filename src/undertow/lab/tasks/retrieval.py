@@ -12,6 +12,7 @@ from undertow.errors import ConfigError
 from undertow.lab.tasks.base import GeneratedTask, Measure, check_longest
 from undertow.lab.tasks.example import Example
 from undertow.lab.tasks.groups import Group, multiplication_table
+from undertow.registry import register
 
 # One character an element, apart from those of the entries: the letters of Latin Extended-A.
 ELEMENTS = "".join(map(chr, range(0x100, 0x178)))
@@ -19,6 +20,7 @@ ENTRY_ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits
 DICTIONARY_END, BLANK, NO_ENTRY = "|", " ", "-"
 
 
+@register
 @dataclass(frozen=True)
 class GroupRetrieval(GeneratedTask):
     """A random dictionary, then random elements of a group; the labels are each running product and

@@ -17,8 +17,10 @@ from undertow.lab.tasks.encode import IGNORED
 from undertow.lab.tasks.example import Example, Split
 from undertow.lab.tasks.tokens import Tokens, encoded, tokens_of
 from undertow.reading import expanded
+from undertow.registry import register
 
 
+@register
 @dataclass(frozen=True)
 class Text(Task):
     """Text to predict token by token. A model built from scratch reads characters, a pretrained one

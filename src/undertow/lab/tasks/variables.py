@@ -11,11 +11,13 @@ from typing import ClassVar
 from undertow.errors import ConfigError
 from undertow.lab.tasks.base import PromptedTask, first_line
 from undertow.lab.tasks.example import Example
+from undertow.registry import register
 
 NAMES = string.ascii_lowercase + string.ascii_uppercase
 _TASK = "Variable assignment. Follow the assignments and fill in the blank."
 
 
+@register
 @dataclass(frozen=True)
 class VariableAssignment(PromptedTask):
     """Assignments in random order: values, a chain of aliases that ends at one of them, and aliases
