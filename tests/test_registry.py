@@ -15,7 +15,7 @@ import undertow
 from undertow import T2MLR, ConfigError, Scan
 from undertow.config import apply_overrides, describe, from_mapping, to_mapping
 from undertow.depth.exits import EXIT_RULES, ExitRule
-from undertow.lab.runs import Recipe
+from undertow.lab.runs.recipe import Recipe
 from undertow.lab.tasks import TASKS, Example, GeneratedTask
 from undertow.pathways import RECURRENCES
 from undertow.registry import kinds, register
