@@ -12,7 +12,7 @@ from helpers import hosted, tokens
 import undertow
 from undertow import Sequential
 from undertow.host.attachment import find_pathway
-from undertow.solvers import RecurrentBlock, Solver, SolverReport
+from undertow.solvers import RecurrentBlock, Solution, Solver
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Watching(Solver):
     guesses: list[torch.Tensor | None] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
 
-    def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
-        output, exact, report = Sequential().solve(block)
+    def solve(self, block: RecurrentBlock) -> Solution:
+        solution = Sequential().solve(block)
         guess = block.initial_states()
         self.guesses.append(guess)
         if guess is not None:
-            self.errors.append(float((guess - exact).norm() / exact.norm()))
-        return output, exact, report
+            self.errors.append(float((guess - solution.states).norm() / solution.states.norm()))
+        return solution
 
 
 def error(pathway: str, idle: bool, **inputs: Any) -> float:

@@ -12,7 +12,7 @@ from helpers import SAME, difference, hosted, tokens
 import undertow
 from undertow import ConfigError
 from undertow.host.block import HostedBlock
-from undertow.solvers import RecurrentBlock, Solver, SolverReport
+from undertow.solvers import RecurrentBlock, Solution, Solver
 
 IDS = tokens(2, 7)
 
@@ -29,7 +29,7 @@ class Picard(Solver):
     def at(self, where: str, value: torch.Tensor) -> torch.Tensor:
         return self.spoil(value) if where == self.where else value
 
-    def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
+    def solve(self, block: RecurrentBlock) -> Solution:
         _, readings = block.sweep(None)
         states = block.guess(readings)
         for _ in range(block.tokens):
@@ -37,8 +37,8 @@ class Picard(Solver):
             _, readings = block.sweep(self.at("sweep", received))
             states = block.update(readings, self.at("update", received))
         output, readings = block.sweep(block.received_from(states), last=True)
-        report = SolverReport(self.kind, block.tokens, block.tokens, block.tokens)
-        return self.at("output", output), self.at("states", states), report
+        output, states = self.at("output", output), self.at("states", states)
+        return Solution(output, states, exact_prefix=block.tokens, sweeps=block.tokens)
 
 
 def logits(solver: Solver) -> torch.Tensor:
@@ -49,6 +49,24 @@ def logits(solver: Solver) -> torch.Tensor:
 
 def test_a_right_one_equals_the_rollout() -> None:
     assert difference(logits(Picard()), logits(undertow.Sequential())) < SAME
+
+
+def test_the_report_names_it_and_says_what_it_did() -> None:
+    model: Any = hosted("llama", "turboconn-1", solver=Picard())
+    model(IDS, use_cache=False)
+    report = undertow.report(model)
+    assert report is not None and report.seconds > 0
+    assert (report.solver, report.tokens, report.sweeps, report.exact_prefix) == ("picard", 7, 7, 7)
+
+
+def test_something_else_than_a_solution_is_refused() -> None:
+    class Older(Picard):
+        def solve(self, block: RecurrentBlock) -> Any:
+            solution = super().solve(block)
+            return solution.output, solution.states, "a report"
+
+    with pytest.raises(ConfigError, match=r"^the solver Older gave a tuple; give an .*Solution\("):
+        logits(Older())
 
 
 SPOILS = {"one token": lambda states: states[:, :1], "one row": lambda states: states[:1]}

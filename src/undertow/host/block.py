@@ -21,7 +21,7 @@ from undertow.host.looping import HostedLoop, RunLayer
 from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
 from undertow.host.stack import Recording
 from undertow.host.tokens import RowOrder, Rows
-from undertow.solvers.base import RecurrentBlock, Solver
+from undertow.solvers.base import RecurrentBlock, Solution, Solver
 
 
 @dataclass
@@ -201,13 +201,19 @@ class HostedBlock(RecurrentBlock):
         part.whole = self.whole and stop - start == self.tokens
         return part
 
-    def check_solution(self, solver: Solver, output: torch.Tensor, states: torch.Tensor) -> None:
-        """Refuse what a solver gave if it is not of the shapes that it must give."""
-        self._check_states(states, by=f"the solver {type(solver).__name__}")
-        if output.shape != self.hidden.shape:
+    def check_solution(self, solver: Solver, solution: Solution) -> None:
+        """Refuse what a solver gave if it is not what it must give."""
+        name = f"the solver {type(solver).__name__}"
+        if not isinstance(solution, Solution):
             raise ConfigError(
-                f"the solver {type(solver).__name__} gave an output of shape {list(output.shape)}; "
-                f"give the last sweep's, {list(self.hidden.shape)}"
+                f"{name} gave a {type(solution).__name__}; give an undertow.solvers.Solution("
+                "output, states, exact_prefix)"
+            )
+        self._check_states(solution.states, by=name)
+        if solution.output.shape != self.hidden.shape:
+            raise ConfigError(
+                f"{name} gave an output of shape {list(solution.output.shape)}; give the last "
+                f"sweep's, {list(self.hidden.shape)}"
             )
 
     def finish(self) -> None:

@@ -6,6 +6,7 @@ the loop, wherever in these it lies.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -104,8 +105,11 @@ class Forward:
         entering = hidden
         block = HostedBlock(attachment, recording, hidden, cache, past, rows, before, loop)
         solver = self.solver(past)
-        hidden, new_states, attachment.report = solver.solve(block)
-        block.check_solution(solver, hidden, new_states)
+        started = time.perf_counter()
+        solution = solver.solve(block)
+        block.check_solution(solver, solution)
+        attachment.report = solution.report(solver.kind, time.perf_counter() - started)
+        hidden, new_states = solution.output, solution.states
         block.finish()
         if not later:
             try:
@@ -118,7 +122,7 @@ class Forward:
                         block = HostedBlock(
                             attachment, recording, entering, None, past, rows, before
                         )
-                        check_finite(EXACT.solve(block)[1], rows.active, past, pathway.remedy)
+                        check_finite(EXACT.solve(block).states, rows.active, past, pathway.remedy)
                 raise
         if states is not None:
             states.append(new_states.detach(), rows)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from undertow.registry import kinds
 from undertow.solvers.auto import Auto
-from undertow.solvers.base import Plan, RecurrentBlock, Solver, SolverMemory, SolverReport
+from undertow.solvers.base import Plan, RecurrentBlock, Solution, Solver, SolverMemory, SolverReport
 from undertow.solvers.chunked import Chunked
 from undertow.solvers.sequential import Sequential
 from undertow.solvers.sweeps import Jacobi, Scan
@@ -21,6 +21,7 @@ __all__ = [
     "RecurrentBlock",
     "Scan",
     "Sequential",
+    "Solution",
     "Solver",
     "SolverMemory",
     "SolverReport",

@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 import warnings
@@ -14,11 +15,11 @@ import torch
 from undertow.errors import ConfigError
 from undertow.fields import check_fields
 from undertow.registry import register
+from undertow.solvers.adjoint import last_pass, relative_change
 from undertow.solvers.agreement import largest
-from undertow.solvers.base import Plan, RecurrentBlock, Solver, SolverMemory, SolverReport
+from undertow.solvers.base import Plan, RecurrentBlock, Solution, Solver, SolverMemory
 from undertow.solvers.gradients import Gradient
 from undertow.solvers.sequential import roll_out
-from undertow.solvers.solution import pass_at_solution, relative_change
 
 # How much of the error after one sweep may be left. A recurrence that is coming into use is at
 # first a small part of the states, and a model cannot learn to follow a chain whose sweeps are
@@ -88,18 +89,10 @@ class Auto(Solver):
         if self.rollout_cost is not None and self.rollout_cost < 1:
             raise ConfigError(f"auto's rollout_cost is {self.rollout_cost} sweeps; use 1 or more")
 
-    def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
-        started = time.perf_counter()
+    def solve(self, block: RecurrentBlock) -> Solution:
         tokens = int(largest(block.tokens, block.on_cuda))
         if tokens <= block.lag:  # one group, and so one step, is exact
-            output, last = roll_out(block)
-            return (
-                output,
-                last,
-                SolverReport(
-                    self.kind, block.tokens, 1, block.tokens, (), time.perf_counter() - started
-                ),
-            )
+            return roll_out(block)
         plan = block.memory.plan(tokens)
         plan.forwards += 1
         measured = plan.forwards >= plan.next_measurement or tokens > plan.tokens
@@ -107,48 +100,36 @@ class Auto(Solver):
             if measured:
                 states = self.measure(block, plan, tokens)
             elif plan.sweeps is None:
-                _, states = roll_out(block)
+                states = roll_out(block).states
             else:
                 states = sweep(block, block.initial_states())
                 for _ in range(plan.sweeps - 1):
                     states = sweep(block, states)
-        if torch.is_grad_enabled():
-            output, last = self.differentiable(block, states, plan, measured)
-        else:
-            output, readings = block.sweep(block.received_from(states), last=True)
-            last = block.scan(readings)
-        sweeps, exact = 1, block.tokens
-        residuals: tuple[torch.Tensor, ...] = ()
-        if not measured and plan.sweeps is not None:
-            sweeps, exact = plan.sweeps, min(block.tokens, (plan.sweeps + 1) * block.lag)
-            residuals = (relative_change(block.received_from(last), block.received_from(states)),)
-            if largest(float(residuals[0]), block.on_cuda) > OUTGROWN * plan.allowed:
-                plan.next_measurement = plan.forwards + 1
-        return (
-            output,
-            last,
-            SolverReport(
-                self.kind, block.tokens, sweeps, exact, residuals, time.perf_counter() - started
-            ),
+        solution = self.last_pass(block, states, plan, measured)
+        if measured or plan.sweeps is None:
+            return solution
+        change = relative_change(block.received_from(solution.states), block.received_from(states))
+        if largest(float(change), block.on_cuda) > OUTGROWN * plan.allowed:
+            plan.next_measurement = plan.forwards + 1
+        exact = min(block.tokens, (plan.sweeps + 1) * block.lag)
+        return dataclasses.replace(
+            solution, exact_prefix=exact, sweeps=plan.sweeps, residuals=(change,)
         )
 
-    def differentiable(
+    def last_pass(
         self, block: RecurrentBlock, states: torch.Tensor, plan: Plan, measured: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pass with a graph at the states; its backward pass tells the plan how many products
-        it took, if measured."""
+    ) -> Solution:
+        """The pass at the states. If measured, its backward pass tells the plan how many products
+        the gradient took."""
         gradient = Gradient.parse(self.gradient)
         if gradient.tolerance is None:
-            return pass_at_solution(block, states, gradient)
+            return last_pass(block, states, gradient)
         if measured or plan.products is None:
-            most, groups = (
-                Gradient("adjoint", MOST_PRODUCTS, gradient.tolerance),
-                -(-block.tokens // block.lag),
-            )
-            return pass_at_solution(
-                block, states, most, functools.partial(self.note, block.memory, plan, groups)
-            )
-        return pass_at_solution(block, states, Gradient("adjoint", plan.products))
+            most = Gradient("adjoint", MOST_PRODUCTS, gradient.tolerance)
+            groups = -(-block.tokens // block.lag)
+            note = functools.partial(self.note, block.memory, plan, groups)
+            return last_pass(block, states, most, note)
+        return last_pass(block, states, Gradient("adjoint", plan.products))
 
     def note(self, memory: SolverMemory, plan: Plan, groups: int, products: int) -> None:
         """Keep how many products a measured gradient took; says once where the most were too few
@@ -171,7 +152,7 @@ class Auto(Solver):
         `tokens` is the length of the longest batch of any process.
         """
         started = clock(block)
-        _, exact = roll_out(block)
+        exact = roll_out(block).states
         rollout = clock(block) - started
         received = block.received_from(exact)
         size = received.norm().clamp_min(torch.finfo(received.dtype).tiny)

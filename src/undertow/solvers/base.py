@@ -45,6 +45,35 @@ class SolverReport:
         return float(self.residuals[-1]) if self.residuals else 0.0
 
 
+@dataclass(frozen=True)
+class Solution:
+    """What a solver found for the tokens of one block.
+
+    Attributes:
+        output: the block's output ``[B, T, D]``.
+        states: the tokens' states ``[B, T, W]``.
+        exact_prefix, sweeps, residuals: as a `SolverReport` has them.
+        received: the states ``[B, T, W]`` that the tokens received in the pass that gave the
+            output, where these are not made of `states`.
+    """
+
+    output: torch.Tensor
+    states: torch.Tensor
+    exact_prefix: int
+    sweeps: int = 1
+    residuals: tuple[torch.Tensor, ...] = ()
+    received: torch.Tensor | None = None
+
+    def received_by(self, block: RecurrentBlock) -> torch.Tensor:
+        """What the tokens of the block that was solved received in the last pass."""
+        return block.received_from(self.states) if self.received is None else self.received
+
+    def report(self, solver: str, seconds: float) -> SolverReport:
+        """The report of a solver, given its kind and the time that it took."""
+        tokens = self.states.shape[1]
+        return SolverReport(solver, tokens, self.sweeps, self.exact_prefix, self.residuals, seconds)
+
+
 @dataclass
 class Plan:
     """How `Auto` finds the states of sequences of some length, and when it measures again.
@@ -186,5 +215,5 @@ class Solver(ABC):
         check_fields(self)
 
     @abstractmethod
-    def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
-        """The block's output ``[B, T, D]``, the states ``[B, T, W]``, and a report."""
+    def solve(self, block: RecurrentBlock) -> Solution:
+        """Find the output and the states of the block's tokens."""

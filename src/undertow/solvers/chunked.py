@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -12,7 +11,7 @@ import torch
 from undertow.errors import ConfigError
 from undertow.fields import check_fields
 from undertow.registry import register
-from undertow.solvers.base import RecurrentBlock, Solver, SolverReport
+from undertow.solvers.base import RecurrentBlock, Solution, Solver
 from undertow.solvers.sequential import Sequential
 from undertow.solvers.sweeps import Jacobi, Scan, Sweeping
 
@@ -44,28 +43,28 @@ class Chunked(Solver):
                 "sequence"
             )
 
-    def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
-        started = time.perf_counter()
-        outputs, states = [], []
-        residuals: list[torch.Tensor] = []
-        before = block.before
+    def solve(self, block: RecurrentBlock) -> Solution:
         inner = self.inner
-        if isinstance(
-            inner, Sweeping
-        ):  # the sweeps of a chunk write the same slots: only the last may be in the graph
+        if isinstance(inner, Sweeping):
+            # The sweeps of a chunk write the same slots: only the last may be in the graph.
             inner = dataclasses.replace(inner, backward=0, gradient="truncated")
-        exact, sweeps = 0, 0
+        solutions: list[Solution] = []
+        received = []
+        before, exact = block.before, 0
         for start in range(0, block.tokens, self.chunk):
             stop = min(start + self.chunk, block.tokens)
-            output, state, report = inner.solve(block.span(start, stop, before))
-            outputs.append(output)
-            states.append(state)
-            before = block.recent(before, state, start)
+            span = block.span(start, stop, before)
+            solution = inner.solve(span)
+            solutions.append(solution)
+            received.append(solution.received_by(span))
+            before = block.recent(before, solution.states, start)
             if exact == start:  # a chunk after an exact one has an exact start
-                exact += report.exact_prefix
-            residuals += report.residuals
-            sweeps = max(sweeps, report.sweeps)
-        report = SolverReport(
-            self.kind, block.tokens, sweeps, exact, tuple(residuals), time.perf_counter() - started
+                exact += solution.exact_prefix
+        return Solution(
+            torch.cat([each.output for each in solutions], dim=1),
+            torch.cat([each.states for each in solutions], dim=1),
+            exact_prefix=exact,
+            sweeps=max(each.sweeps for each in solutions),
+            residuals=tuple(residual for each in solutions for residual in each.residuals),
+            received=torch.cat(received, dim=1).detach(),
         )
-        return torch.cat(outputs, dim=1), torch.cat(states, dim=1), report

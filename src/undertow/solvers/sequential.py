@@ -10,9 +10,9 @@ import torch
 
 from undertow.fields import check_fields
 from undertow.registry import register
-from undertow.solvers.base import RecurrentBlock, Solver, SolverReport
+from undertow.solvers.adjoint import last_pass
+from undertow.solvers.base import RecurrentBlock, Solution, Solver
 from undertow.solvers.gradients import Gradient
-from undertow.solvers.solution import pass_at_solution
 
 
 @register
@@ -33,23 +33,17 @@ class Sequential(Solver):
         check_fields(self)
         Gradient.parse(self.gradient)
 
-    def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
+    def solve(self, block: RecurrentBlock) -> Solution:
         gradient = Gradient.parse(self.gradient)
-        report = SolverReport(self.kind, block.tokens, sweeps=1, exact_prefix=block.tokens)
         if gradient.kind == "adjoint" and torch.is_grad_enabled():
             with torch.no_grad():
-                _, states = roll_out(block)
-            output, states = pass_at_solution(block, states, gradient)
-        else:
-            output, states = roll_out(block, truncate=gradient.steps)
-        return output, states, report
+                states = roll_out(block).states
+            return last_pass(block, states, gradient)
+        return roll_out(block, truncate=gradient.steps)
 
 
-def roll_out(
-    block: RecurrentBlock, truncate: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output ``[B, T, D]`` and states ``[B, T, W]``, group by group; the state is cut after every
-    `truncate` groups."""
+def roll_out(block: RecurrentBlock, truncate: int | None = None) -> Solution:
+    """The solution group by group; the state is cut after every `truncate` groups."""
     outputs, states = [], []
     state = block.before
     for group, start in enumerate(range(0, block.tokens, block.lag)):
@@ -62,5 +56,5 @@ def roll_out(
         if stop < block.tokens:
             state = block.recent(state, new, start)
     if len(outputs) == 1:
-        return outputs[0], states[0]
-    return torch.cat(outputs, dim=1), torch.cat(states, dim=1)
+        return Solution(outputs[0], states[0], block.tokens)
+    return Solution(torch.cat(outputs, dim=1), torch.cat(states, dim=1), block.tokens)

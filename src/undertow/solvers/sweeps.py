@@ -7,7 +7,7 @@ ones only; so ceil(T / lag) sweeps always suffice.
 
 from __future__ import annotations
 
-import time
+import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,11 +17,11 @@ import torch
 from undertow.errors import ConfigError
 from undertow.fields import check_fields
 from undertow.registry import register
+from undertow.solvers.adjoint import last_pass, relative_change
 from undertow.solvers.agreement import largest
-from undertow.solvers.base import RecurrentBlock, Solver, SolverReport
+from undertow.solvers.base import RecurrentBlock, Solution, Solver
 from undertow.solvers.gradients import Gradient
 from undertow.solvers.sequential import roll_out
-from undertow.solvers.solution import pass_at_solution, relative_change
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,9 @@ class Sweeping(Solver):
 
     starts_plain: ClassVar[bool]
 
-    def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
-        started = time.perf_counter()
+    def solve(self, block: RecurrentBlock) -> Solution:
         if block.tokens <= block.lag:  # one group, and so one step, is exact
-            output, last = roll_out(block)
-            return (
-                output,
-                last,
-                SolverReport(
-                    self.kind, block.tokens, 1, block.tokens, (), time.perf_counter() - started
-                ),
-            )
+            return roll_out(block)
         count, gradient, tolerance = self.settings()
         reach = (
             0 if gradient.kind == "adjoint" else count if gradient.steps is None else gradient.steps
@@ -65,25 +57,11 @@ class Sweeping(Solver):
             ):
                 break
         assert states is not None  # there was a sweep
-        if gradient.kind == "adjoint" and wanted:
-            output, last = pass_at_solution(block, states, gradient)
-        else:
-            received = block.received_from(states)
-            output, readings = block.sweep(received, last=True)
-            last = block.scan(readings)
-        residuals.append(relative_change(last, states))
+        solution = last_pass(block, states, gradient)
+        residuals.append(relative_change(solution.states, states))
         exact = min(block.tokens, self.exact_groups(done) * block.lag)
-        return (
-            output,
-            last,
-            SolverReport(
-                self.kind,
-                block.tokens,
-                done,
-                exact,
-                tuple(residuals),
-                time.perf_counter() - started,
-            ),
+        return dataclasses.replace(
+            solution, exact_prefix=exact, sweeps=done, residuals=tuple(residuals)
         )
 
     @abstractmethod

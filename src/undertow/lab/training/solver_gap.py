@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from transformers import TrainerCallback
@@ -14,7 +14,7 @@ from transformers.trainer_callback import ExportableState
 
 from undertow.errors import ConfigError
 from undertow.host.attachment import Attachment, find_attachment
-from undertow.solvers import Auto, RecurrentBlock, Sequential, Solver, SolverMemory, SolverReport
+from undertow.solvers import Auto, RecurrentBlock, Sequential, Solution, Solver, SolverMemory
 
 logger = logging.getLogger("undertow")
 
@@ -66,61 +66,34 @@ def loss_and_states(
     model: Any, attachment: Attachment, inputs: Mapping[str, Any], solver: Solver
 ) -> tuple[float | None, torch.Tensor]:
     """The loss with a solver, if there are labels, and the states ``[B, T, W]`` that tokens receive
-    for it."""
-    before = attachment.prefill
+    for it.
+
+    A cache holds states too, but those of one pass later; and with a cache packed documents would
+    see each other.
+    """
+    before, report = attachment.prefill, attachment.report
     attachment.prefill = overheard = Overheard(solver, [])
     try:
         loss = model(**inputs).loss
     finally:
-        attachment.prefill = before
+        attachment.prefill, attachment.report = before, report
     (received,) = overheard.received
     return None if loss is None else float(loss), received
 
 
 @dataclass(frozen=True)
 class Overheard(Solver):
-    """A solver in one forward; what tokens received in the pass that gave the output is noted.
-
-    A cache holds states too, but those of one pass later; and with a cache packed documents would
-    see each other.
-    """
+    """A solver in one forward; what tokens received in the pass that gave the output is noted."""
 
     kind: ClassVar[str] = "overheard"
 
     solver: Solver
     received: list[torch.Tensor]
 
-    def solve(self, block: RecurrentBlock) -> tuple[torch.Tensor, torch.Tensor, SolverReport]:
-        passes: dict[int, torch.Tensor] = {}
-        output, states, report = self.solver.solve(
-            cast(RecurrentBlock, OverheardBlock(block, passes))
-        )
-        received = block.received_from(states)  # where there was no such pass, but exact steps
-        for start, given in passes.items():
-            received[:, start : start + given.shape[1]] = given
-        self.received.append(received)
-        return output, states, report
-
-
-class OverheardBlock:
-    """A block, or a span of one that begins at token `start`, whose last passes note what their
-    tokens receive."""
-
-    def __init__(
-        self, block: RecurrentBlock, passes: dict[int, torch.Tensor], start: int = 0
-    ) -> None:
-        self.block, self.passes, self.start = block, passes, start
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.block, name)
-
-    def sweep(self, received: torch.Tensor | None, plain: bool = False, last: bool = False) -> Any:
-        if last and received is not None:
-            self.passes[self.start] = received
-        return self.block.sweep(received, plain, last)
-
-    def span(self, start: int, stop: int, before: torch.Tensor | None) -> OverheardBlock:
-        return OverheardBlock(self.block.span(start, stop, before), self.passes, self.start + start)
+    def solve(self, block: RecurrentBlock) -> Solution:
+        solution = self.solver.solve(block)
+        self.received.append(solution.received_by(block))
+        return solution
 
 
 class SolverGap(TrainerCallback, ExportableState):
