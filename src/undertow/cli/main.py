@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from undertow import __version__
 from undertow.cli.bench import BENCH
 from undertow.cli.chains import CHAINS
 from undertow.cli.command import Command, refuse_settings
@@ -18,7 +19,7 @@ from undertow.cli.generate import GENERATE
 from undertow.cli.inspect import INSPECT
 from undertow.cli.study import STUDY
 from undertow.cli.train import TRAIN
-from undertow.errors import Interrupted, UndertowError
+from undertow.errors import Interrupted, UndertowError, nearest
 from undertow.lab.signals import hearing, stop
 from undertow.reading import is_text
 
@@ -32,6 +33,7 @@ def parser(help_for: str | None = None) -> argparse.ArgumentParser:
     main = argparse.ArgumentParser(
         prog="undertow", description="Recurrence for decoder-only language models."
     )
+    main.add_argument("--version", action="version", version=f"undertow {__version__}")
     subparsers = main.add_subparsers(dest="command", required=True, metavar=" | ".join(COMMANDS))
     for command in COMMANDS.values():
         command.arguments(
@@ -57,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"undertow: {argument[:80]!r} is no UTF-8 text; write it otherwise", file=sys.stderr
             )
             return 2
+    if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+        mend = nearest(given[0], COMMANDS) or f"; use one of {', '.join(COMMANDS)}"
+        print(f"undertow: there is no command {given[0]!r}{mend}", file=sys.stderr)
+        return 2
     wants_help = bool(given) and ("-h" in given or "--help" in given)
     # argparse would take a setting with a blank in it, such as --model={path: m}, for one more
     # file.
