@@ -22,7 +22,7 @@ from transformers import (
 from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError
 from undertow.host.attach import attach
-from undertow.host.attachment import ATTACHMENT, find_attachment, find_pathway
+from undertow.host.attachment import ATTACHMENT, find_attachment
 from undertow.host.described import recurrences_from_mappings, set_saved_solvers
 from undertow.host.folder_config import UndertowConfig, not_described
 from undertow.host.learning import learn
@@ -30,8 +30,7 @@ from undertow.host.offloading import place
 from undertow.host.saving import known_class, registering
 from undertow.host.support import find_stack
 from undertow.manifest import check_model
-from undertow.pathways import T2MLR, Recurrence
-from undertow.pathways.t2mlr import GAMMAS
+from undertow.pathways import Recurrence
 
 # What the library says of weights whose shapes are others.
 MISMATCH = "ignore_mismatched_sizes"
@@ -75,14 +74,13 @@ class UndertowForCausalLM:
                     folder, *args, **settings
                 )
             except RuntimeError as error:
-                if MISMATCH not in str(error) or not any(
-                    isinstance(each, T2MLR) for each in recurrences
-                ):
+                if MISMATCH not in str(error):
                     raise
-                # The weights may be from when the γ of T²MLR were scalars.
-                older = loading_class(base_class, recurrences, device_map, scalar_gammas=True)
+                # The weights may be from when the pathway's had other shapes.
+                older = loading_class(base_class, recurrences, device_map, older=True)
                 model, info = older.from_pretrained(folder, *args, **settings)
-                find_pathway(model).reshape_gammas(1)  # type: ignore[operator]
+                if (pathway := find_attachment(model).pathway) is not None:
+                    pathway.reshape(older=False)
         except SafetensorError as error:
             raise CheckpointError(
                 f"the weights in {folder} are damaged: {error}; load an earlier checkpoint"
@@ -154,15 +152,13 @@ def read_config(config: UndertowConfig) -> tuple[type[PreTrainedModel], list[Rec
 
 
 def loading_class(
-    base_class: Any,
-    recurrences: list[Recurrence | Looped],
-    device_map: Any,
-    scalar_gammas: bool = False,
+    base_class: Any, recurrences: list[Recurrence | Looped], device_map: Any, older: bool = False
 ) -> Any:
     """A subclass of the base model's class that has the recurrence from the start: its weights load
     with the rest.
 
-    A device map that is a dict gets a place for it.
+    A device map that is a dict gets a place for it. With `older` its parameters have the shapes of
+    folders written before.
     """
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -172,16 +168,15 @@ def loading_class(
         if isinstance(device_map, dict):
             stack = find_stack(self)
             place(device_map, stack, f"{stack.rpartition('.')[0]}.{ATTACHMENT}".lstrip("."))
-        if scalar_gammas:
-            find_pathway(self).reshape_gammas()  # type: ignore[operator]
+        if (pathway := find_attachment(self).pathway) is not None:
+            kept = {f"{ATTACHMENT}.pathway.{name}" for name in pathway.fp32_parameters}
+            self._keep_in_fp32_modules_strict = {*self._keep_in_fp32_modules_strict, *kept}
+            if older:
+                pathway.reshape(older=True)
 
-    kept = set(getattr(base_class, "_keep_in_fp32_modules_strict", None) or ())
-    members = {
-        "__init__": __init__,
-        # or transformers takes it for custom code and skips its key conversions
-        "__module__": base_class.__module__,
-        "_keep_in_fp32_modules_strict": kept.union(GAMMAS),
-    }
+    # Without the base class's module transformers takes it for custom code and skips its key
+    # conversions.
+    members = {"__init__": __init__, "__module__": base_class.__module__}
     return type(base_class.__name__, (base_class,), members)
 
 

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
@@ -40,6 +40,8 @@ class Pathway(nn.Module, ABC):
         writes_without_state: whether `write` also runs for a token with no state to receive, with
             zeros in its place (T²MLR), or is skipped for it (TurboConn, soft tokens).
         remedy: what to do where its states stop being finite, as the end of a sentence.
+        fp32_parameters: the names of parameters that stay in fp32 when the model is cast below
+            that, as of gates that move by less than half precision resolves.
     """
 
     lag: int
@@ -49,6 +51,7 @@ class Pathway(nn.Module, ABC):
     reads_residual: bool = True
     writes_without_state: bool = False
     remedy: str = "lower the learning rate, or have `update` keep states bounded, as a norm does"
+    fp32_parameters: tuple[str, ...] = ()
 
     @cached_property  # each layer of each forward asks
     def first_layer(self) -> int:
@@ -104,6 +107,37 @@ class Pathway(nn.Module, ABC):
         """
         return scan_by_update(self, readings, initial, present)
 
+    def fast_parameters(self) -> list[nn.Parameter]:
+        """What a training lets learn faster than the rest, without weight decay, by its
+        `gate_multiplier`: those that stay in fp32."""
+        return [self.get_parameter(name) for name in self.fp32_parameters]
+
+    def gate_values(self) -> dict[str, torch.Tensor]:
+        """How far its gates have opened, one number each, as a training's log and `inspect gates`
+        tell it; a name x is gate_x there."""
+        return {}
+
+    @torch.no_grad()
+    def open(self) -> None:
+        """Move what starts at zero off it, in place, so that in a benchmark each branch has work to
+        do."""
+        for parameter in self.parameters():
+            if not parameter.any():
+                parameter.normal_(std=1e-3)
+
+    def reshape(self, older: bool) -> None:
+        """Give the parameters, in place, the shapes that they have or, if `older`, had in folders
+        written before; loading tries these where a folder's shapes do not fit."""
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        kept = {name: self.get_parameter(name).detach() for name in self.fp32_parameters}
+        super()._apply(fn, recurse)
+        for name, value in kept.items():
+            parameter = self.get_parameter(name)
+            if parameter.dtype.itemsize < 4:
+                parameter.data = value.to(device=parameter.device)
+        return self
+
 
 def scan_by_update(
     pathway: Pathway,
@@ -135,6 +169,10 @@ class Recurrence(ABC):
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def advice(self, pretrained: bool, learning_rate: float) -> str | None:
+        """What there is against these settings in a training, in a sentence; None if nothing."""
+        return None
 
     @abstractmethod
     def build(self, layers: int, width: int, decode: Decode | None = None) -> Pathway:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -76,6 +75,7 @@ class T2MLRPathway(Pathway):
         "its states are bounded, so the layers overflow: lower the learning rate, or use fp32 or "
         "bf16 in place of fp16"
     )
+    fp32_parameters = GAMMAS  # a γ moves by less than half precision resolves
     lag = 1
 
     def __init__(self, settings: T2MLR, width: int) -> None:
@@ -95,19 +95,6 @@ class T2MLRPathway(Pathway):
         self.gamma_recurrent = nn.Parameter(torch.zeros(1, dtype=torch.float32))
         self.gamma_current = nn.Parameter(torch.zeros(1, dtype=torch.float32))
 
-    def _apply(
-        self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
-    ) -> T2MLRPathway:
-        # A γ moves by less than half precision resolves, so it stays in fp32 when the model is cast
-        # below that.
-        kept = {name: getattr(self, name).detach() for name in GAMMAS}
-        super()._apply(fn, recurse)
-        for name, value in kept.items():
-            gamma = getattr(self, name)
-            if gamma.dtype.itemsize < 4:
-                gamma.data = value.to(device=gamma.device)
-        return self
-
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
@@ -116,11 +103,18 @@ class T2MLRPathway(Pathway):
                 state_dict[prefix + name] = value.reshape(1)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def reshape_gammas(self, *shape: int) -> None:
-        """Give both γ another shape of one entry, in place."""
-        for name in GAMMAS:
-            gamma = getattr(self, name)
-            gamma.data = gamma.data.reshape(shape)
+    def reshape(self, older: bool) -> None:
+        for gamma in self.fast_parameters():
+            gamma.data = gamma.data.reshape(() if older else (1,))
+
+    def gate_values(self) -> dict[str, torch.Tensor]:
+        values = zip(("recurrent", "current"), self.fast_parameters(), strict=True)
+        return {name: torch.tanh(gamma.detach().double()) for name, gamma in values}
+
+    @torch.no_grad()
+    def open(self) -> None:
+        self.gamma_recurrent.fill_(0.15)
+        self.gamma_current.fill_(-0.15)
 
     def write(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         projected = self.project(state)

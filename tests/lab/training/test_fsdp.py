@@ -101,6 +101,6 @@ def test_the_log_has_the_gates_of_a_sharded_model(group: None) -> None:
 
 def test_control_fsdp_refuses_scalars(group: None) -> None:
     model = undertow.attach(unhosted("llama"), PATHWAYS["t2mlr-middle"])
-    model.model.recurrence.pathway.reshape_gammas()
+    model.model.recurrence.pathway.reshape(older=True)
     with pytest.raises(ValueError, match="scalar"):
         shard(model)

@@ -20,6 +20,8 @@ from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential, Solver
 
 T = TypeVar("T")
 MATCHED = "transformer, as many parameters"
+# What a recurrence's paper trains with, by the recurrence's kind.
+PAPERS: dict[str, dict[str, Solver]] = {T2MLR.kind: {"jacobi(16,4), the paper's": Jacobi(16, 4)}}
 
 
 def transformer(bench: Bench, width: int | None = None, device: str | None = None) -> Any:
@@ -46,12 +48,7 @@ def recurrent(bench: Bench, solver: Solver | None = None, prefill: Solver | None
     """The model with the recurrence, its weights off zero so that every branch has work to do."""
     model = attach(transformer(bench), bench.recurrence, solver)
     set_solver(model, prefill=prefill)
-    with torch.no_grad():
-        for name, parameter in find_pathway(model).named_parameters():
-            if name.startswith("gamma"):
-                parameter.fill_(0.15 if name == "gamma_recurrent" else -0.15)
-            elif name.startswith("up"):
-                parameter.normal_(std=1e-3)
+    find_pathway(model).open()
     return model
 
 
@@ -72,7 +69,7 @@ def matched(bench: Bench) -> Any:
 
 
 def training_solvers(bench: Bench) -> dict[str, Solver]:
-    """Our training schemes, and T²MLR's own for T²MLR."""
+    """Our training schemes, and the recurrence's paper's own."""
     ours: dict[str, Solver] = {
         "auto": Auto(),
         "exact": Sequential(),
@@ -82,9 +79,7 @@ def training_solvers(bench: Bench) -> dict[str, Solver]:
         "scan(1), adjoint(1)": Scan(1, 0, gradient="adjoint(1)"),
         "scan(2), adjoint(1)": Scan(2, 0, gradient="adjoint(1)"),
     }
-    if isinstance(bench.recurrence, T2MLR):
-        ours["jacobi(16,4), the paper's"] = Jacobi(16, 4)
-    return ours
+    return ours | PAPERS.get(bench.recurrence.kind, {})
 
 
 def prefill_solvers() -> dict[str, Solver]:

@@ -42,7 +42,6 @@ from undertow.lab.study.study import runs_in
 from undertow.lab.tables import table
 from undertow.lab.tasks import PadCollator, Split, Task
 from undertow.lab.training.build import count_parameters, outline
-from undertow.lab.training.gates import GATES
 from undertow.paths import takes_paths
 from undertow.solvers import Sequential
 
@@ -139,11 +138,8 @@ def inspect_gates(run: Path) -> str:
     lines: dict[str, list[tuple[float, float]]] = {}
     for folder in seed_folders(run):
         for entry in read_log(folder / LOG):
-            for gate in GATES:
-                if gate in entry:
-                    lines.setdefault(f"{folder.name}, {gate}", []).append(
-                        (entry["step"], entry[gate])
-                    )
+            for gate in filter(lambda name: name.startswith("gate_"), entry):
+                lines.setdefault(f"{folder.name}, {gate}", []).append((entry["step"], entry[gate]))
     if not lines:
         raise ConfigError(
             f"the log of {run} has no gates: only T²MLR has them; train with recurrence.kind t2mlr"

@@ -1,22 +1,20 @@
-"""T²MLR's two input-independent gates in training: a learning rate of their own, and how far they
-have opened."""
+"""A pathway's gates in training: a learning rate of their own, and how far they have opened."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-# What the log calls them, and the parameter of each.
-GATES = {"gate_recurrent": "gamma_recurrent", "gate_current": "gamma_current"}
+from undertow.host.attachment import find_pathway, recurs_in_time
+from undertow.pathways import Pathway
 
 
 class GateLog(TrainerCallback):
-    """Adds tanh(γ_rec) and tanh(γ_cur) to each line of the log that has a loss, for a model with
-    T²MLR."""
+    """Adds how far the pathway's gates have opened to each line of the log that has a loss, as
+    `gate_recurrent`, tanh(γ_rec), and `gate_current`, tanh(γ_cur), of T²MLR."""
 
     def on_log(
         self,
@@ -27,24 +25,21 @@ class GateLog(TrainerCallback):
         model: Any = None,
         **kwargs: Any,
     ) -> None:
-        if logs is None or "loss" not in logs:
+        if logs is None or "loss" not in logs or not recurs_in_time(model):
             return
         found = {}
-        for name, parameter in model.named_parameters():
-            for gate, gamma in GATES.items():
-                if name.rpartition(".")[2] == gamma and "original_module" not in name:
-                    value: Any = parameter.detach()
-                    whole = (
-                        value.full_tensor() if isinstance(value, DTensor) else value
-                    )  # FSDP's may be on another process
-                    found[gate] = math.tanh(float(whole))
+        for gate, value in find_pathway(model).gate_values().items():
+            # FSDP's may be on another process.
+            found[f"gate_{gate}"] = float(
+                value.full_tensor() if isinstance(value, DTensor) else value
+            )
         logs.update(found)  # for the callbacks after this one
         state.log_history[-1].update(found)
 
 
 class FastGates:
-    """Mixed in before a `Trainer`, TRL's `SFTTrainer` too: γ_rec and γ_cur learn faster than the
-    rest, by `gate_multiplier`.
+    """Mixed in before a `Trainer`, TRL's `SFTTrainer` too: what a pathway calls its fast
+    parameters, γ_rec and γ_cur of T²MLR, learns faster than the rest, by `gate_multiplier`.
 
     They get a parameter group of their own, without weight decay, that follows the same schedule::
 
@@ -62,14 +57,11 @@ class FastGates:
         ):  # not from an earlier call
             trained: Any = trainer.model if model is None else model
             # In the model's order: a resumed run finds the optimiser's state by position.
-            gates = [
-                p for name, p in trained.named_parameters() if ".gamma_" in name and p.requires_grad
-            ]
+            pathways = [module for module in trained.modules() if isinstance(module, Pathway)]
+            fast = [p for each in pathways for p in each.fast_parameters() if p.requires_grad]
             for group in optimizer.param_groups:
-                group["params"] = [
-                    p for p in group["params"] if not any(p is gate for gate in gates)
-                ]
-            if gates:
+                group["params"] = [p for p in group["params"] if not any(p is f for f in fast)]
+            if fast:
                 rate = trainer.args.learning_rate * self.gate_multiplier
-                optimizer.add_param_group({"params": gates, "lr": rate, "weight_decay": 0.0})
+                optimizer.add_param_group({"params": fast, "lr": rate, "weight_decay": 0.0})
         return optimizer

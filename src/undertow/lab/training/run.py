@@ -44,7 +44,6 @@ from undertow.lab.training.log import Progress, RunLog
 from undertow.lab.training.solver_gap import SolverGap
 from undertow.lab.training.trainer import RecipeTrainer, arguments
 from undertow.manifest import write_manifest
-from undertow.pathways import TurboConn
 from undertow.solvers import Sequential
 
 # In so few steps one without a rate is worth a remark.
@@ -268,7 +267,7 @@ def remarks(recipe: Recipe, sets: dict[str, TaskDataset], tokenizer: Any) -> lis
     for split in splits:
         for reason, count in recipe.task.left_out(split, tokenizer).items():
             found.append(f"{count:,} rows of the {split} split are left out: {reason}")
-    if isinstance(recipe.recurrence, TurboConn):
+    if recipe.recurrence is not None:
         advice = recipe.recurrence.advice(
             recipe.model.path is not None, recipe.training.learning_rate
         )
