@@ -14,10 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import undertow
-from undertow.config import from_mapping, load_yaml
 from undertow.lab.evaluation.accuracy import generate
-from undertow.lab.runs.loading import load, quiet_libraries
-from undertow.lab.runs.recipe import Recipe
+from undertow.lab.runs.loading import quiet_libraries
+from undertow.lab.runs.run import Run
 from undertow.lab.tasks import encode_prompt
 
 PROBLEMS, NEW_TOKENS = 16, 12
@@ -26,8 +25,8 @@ PROBLEMS, NEW_TOKENS = 16, 12
 def main() -> None:
     quiet_libraries()
     run = Path(sys.argv[1])
-    recipe = from_mapping(Recipe, load_yaml(run / "recipe.yaml"))
-    model, tokenizer = load(str(run / "model"))
+    recipe = Run(run).recipe()
+    model, tokenizer = Run(run).load()
     pathway = model.model.recurrence.pathway
     recurrent, current = (
         torch.tanh(pathway.gamma_recurrent).item(),

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from undertow.config import from_mapping, load_yaml
 from undertow.depth import (
     Anchor,
     ArgmaxStability,
@@ -40,8 +39,8 @@ from undertow.depth import (
 from undertow.depth.cache import CACHE
 from undertow.depth.speculative import generate_speculative
 from undertow.lab.evaluation.depth import depths_of, get_depth
-from undertow.lab.runs.loading import load, quiet_libraries
-from undertow.lab.runs.recipe import Recipe
+from undertow.lab.runs.loading import quiet_libraries
+from undertow.lab.runs.run import Run
 from undertow.lab.tables import table
 from undertow.lab.tasks import TaskDataset
 
@@ -109,8 +108,8 @@ def decode(
 def measure(run: Path, rows: int, prompt: int, new: int, deep: int) -> dict[str, Any]:
     quiet_libraries()
     torch.set_num_threads(1)
-    recipe = from_mapping(Recipe, load_yaml(run / "recipe.yaml"))
-    model, tokenizer = load(str(run / "model"))
+    recipe = Run(run).recipe()
+    model, tokenizer = Run(run).load()
     model.eval()
     held_out = TaskDataset(recipe.task, "valid", tokenizer, 4 * rows)
     encoded = [held_out[i]["input_ids"] for i in range(4 * rows)]

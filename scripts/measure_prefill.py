@@ -22,9 +22,8 @@ import torch
 from undertow import set_solver
 from undertow.lab.benchmark.candidates import prefill_solvers
 from undertow.lab.benchmark.timing import interleaved, timed
-from undertow.lab.evaluation.run import seed_folders
-from undertow.lab.runs.folder import MODEL, versions
-from undertow.lab.runs.loading import load
+from undertow.lab.runs.run import Experiment, Run
+from undertow.lab.runs.versions import versions
 from undertow.lab.tables import table
 from undertow.solvers import Solver
 
@@ -39,7 +38,7 @@ def logits(model: Any, ids: torch.Tensor, solver: Solver, kept: int) -> torch.Te
 
 
 def measure(folder: Path, text: str, tokens: int, rounds: int) -> dict[str, Any]:
-    model, tokenizer = load(str(folder / MODEL))
+    model, tokenizer = Run(folder).load()
     model.eval()
     ids = tokenizer(text[: 16 * tokens], return_tensors="pt", add_special_tokens=False).input_ids[
         :, :tokens
@@ -73,7 +72,7 @@ def main() -> None:
     text = options.text.read_text(encoding="utf-8")
     found = {
         folder.name: measure(folder, text, options.tokens, options.rounds)
-        for folder in seed_folders(options.run)
+        for folder in [seed.folder for seed in Experiment(options.run).runs]
     }
     rows = [
         [

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from undertow.lab.runs.loading import load, quiet_libraries
-from undertow.lab.runs.recipe import load_recipe
+from undertow.lab.runs.loading import quiet_libraries
+from undertow.lab.runs.run import Run
 from undertow.lab.tables import table
 from undertow.lab.tasks import GroupRetrieval, PadCollator, model_inputs
 from undertow.lab.tasks.encode import encode
@@ -28,10 +28,10 @@ from undertow.lab.tasks.encode import encode
 @torch.no_grad()
 def halves(folder: Path) -> dict[int, tuple[float, float]]:
     """Share of right states and of right entries by length, of one seed's run."""
-    recipe = load_recipe(folder / "recipe.yaml", [])
+    recipe = Run(folder).recipe()
     task = recipe.task
     assert isinstance(task, GroupRetrieval), f"{folder} is no run on group_retrieval"
-    model, tokenizer = load(str(folder / "model"))
+    model, tokenizer = Run(folder).load()
     found = {}
     for length in recipe.evaluation.lengths:
         examples = [

@@ -18,23 +18,22 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from undertow.lab.evaluation.run import seed_folders
+from undertow.lab.runs.run import Experiment, Run
 from undertow.lab.tables import table
 
 LOSS = re.compile(r"eval_depth_(\d+)_loss")
 
 
-def of_seed(folder: Path) -> dict[str, dict[int, float]]:
+def of_seed(run: Run) -> dict[str, dict[int, float]]:
     """Loss and accuracy by depth of one seed; a model without a loop has one loss, at depth 1."""
     losses: dict[int, float] = {}
     plain = None
-    for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
+    for entry in run.log():
         plain = entry.get("eval_loss", plain)
         losses |= {
             int(found[1]): value for key, value in entry.items() if (found := LOSS.fullmatch(key))
         }
-    inspected = folder / "depth" / "depth.json"
+    inspected = run.folder / "depth" / "depth.json"
     accuracies = (
         json.loads(inspected.read_text(encoding="utf-8"))["accuracy_by_depth"]
         if inspected.is_file()
@@ -52,15 +51,15 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def summarise(run: Path) -> dict[str, Any]:
-    folders = seed_folders(run)
-    seeds = [of_seed(folder) for folder in folders]
-    result: dict[str, Any] = {"seeds": [folder.name for folder in folders]}
+    runs = Experiment(run).runs
+    seeds = [of_seed(seed) for seed in runs]
+    result: dict[str, Any] = {"seeds": [seed.name for seed in runs]}
     for measure in ("loss", "accuracy"):
         depths = sorted(set.intersection(*(set(seed[measure]) for seed in seeds)))
         result[measure] = {
             depth: spread([seed[measure][depth] for seed in seeds]) for depth in depths
         }
-    versions = folders[0] / "versions.json"
+    versions = runs[0].folder / "versions.json"
     known = json.loads(versions.read_text(encoding="utf-8")) if versions.is_file() else {}
     result["versions"] = {name: value for name, value in known.items() if name != "command"}
     return result

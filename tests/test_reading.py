@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from undertow.config import from_mapping, load_config
 from undertow.errors import CheckpointError, ConfigError, UndertowError
-from undertow.lab.evaluation.accuracy import read_accuracies
-from undertow.lab.evaluation.loss import read_loss
 from undertow.lab.runs.log import read_log
+from undertow.lab.runs.results import read_accuracies, read_loss
 from undertow.lab.training import Recipe
 from undertow.reading import (
     NESTED,

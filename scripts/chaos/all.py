@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from undertow.lab.runs.folder import versions
+from undertow.lab.runs.versions import versions
 from undertow.lab.tables import table
 
 HERE = Path(__file__).resolve().parent

@@ -37,11 +37,11 @@ import torch
 from malformed_inputs import cases
 from malformed_recipes import STUDY, TRAINED, dumped
 
-import undertow.lab.inspections.run
 import undertow.lab.study.study
 import undertow.lab.training.convert
 import undertow.lab.training.dry_run  # noqa: F401
 from undertow.cli.main import main as command_line
+from undertow.lab.inspections.inspection import INSPECTIONS
 
 REFUSED_WITHIN, CPU, WALL, MEMORY = 2.0, 20, 120, 3 << 30
 
@@ -99,6 +99,7 @@ def judged(code: int, seconds: float, text: str) -> str:
 
 
 def main() -> int:
+    INSPECTIONS.all()  # imported once, before anything is forked
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

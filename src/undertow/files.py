@@ -4,7 +4,9 @@ renamed. Reading it back."""
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -68,6 +70,12 @@ def write_text(path: Path, text: str) -> None:
         raise CheckpointError(
             f"could not write {path}: {error}; what was there before is untouched"
         ) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write what JSON can hold, and dataclasses in it, as a text file, whole or not at all."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, default=dataclasses.asdict)
+    write_text(path, text + "\n")
 
 
 def sync(path: Path) -> None:

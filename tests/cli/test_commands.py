@@ -13,7 +13,7 @@ import yaml
 from undertow.cli.main import main
 from undertow.lab.evaluation import demo as demo_module
 from undertow.lab.runs.recipe import load_recipe
-from undertow.lab.study import study as study_module
+from undertow.lab.study import pool as study_module
 
 
 def output_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -7,7 +7,7 @@ import pytest
 from undertow.cli.main import main
 from undertow.config_help import field_types
 from undertow.lab.runs.recipe import TrainingSection
-from undertow.lab.study.study import Study
+from undertow.lab.study.settings import Study
 from undertow.lab.training import Recipe
 
 

@@ -15,7 +15,7 @@ import torch
 
 from undertow.cli.main import main
 from undertow.config import save_yaml
-from undertow.lab.runs.folder import run_folder
+from undertow.lab.runs.run import Run
 
 CONNECTIONS = "--recurrence.connections="
 
@@ -204,7 +204,7 @@ def test_train_in_the_folder_of_another_recipe(
     path: str, refused: Callable[[list[str]], str], tmp_path: Path
 ) -> None:
     recipe = tiny.recipe(tmp_path, recurrence=tiny.TURBOCONN)
-    save_yaml(recipe, run_folder(recipe, 0) / "recipe.yaml")
+    save_yaml(recipe, Run.of(recipe, 0).folder / "recipe.yaml")
     message = refused(["train", path, "--training.steps=7"])
     assert (
         "was made by another recipe, whose training.steps is 6 and not 7; choose another name or "
@@ -218,7 +218,7 @@ def test_eval_of_what_is_no_finished_run(
     assert "there is no such folder" in refused(["eval", str(tmp_path / "absent")])
     assert "it has no recipe.yaml" in refused(["eval", str(tmp_path)])
     recipe = tiny.recipe(tmp_path)
-    save_yaml(recipe, run_folder(recipe, 0) / "recipe.yaml")
+    save_yaml(recipe, Run.of(recipe, 0).folder / "recipe.yaml")
     for folder in (tmp_path / "tiny", tmp_path / "tiny" / "seed-0"):
         assert "is no finished run: its training has not finished" in refused(["eval", str(folder)])
         assert "is no finished run: its training has not finished" in refused(
@@ -299,7 +299,7 @@ def test_a_mistake_of_ours_is_not_taken_for_the_users(
     def broken(*_: object) -> None:
         raise AttributeError("a bug")
 
-    monkeypatch.setattr("undertow.lab.training.run.train", broken)
+    monkeypatch.setattr("undertow.lab.evaluation.run.train", broken)
     with pytest.raises(AttributeError):
         main(["train", path])
 

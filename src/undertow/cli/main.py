@@ -27,25 +27,25 @@ ALL: Sequence[Command] = (TRAIN, EVAL, STUDY, GENERATE, CHAINS, INSPECT, CONVERT
 COMMANDS = {command.name: command for command in ALL}
 
 
-def parser(help_for: str | None = None) -> argparse.ArgumentParser:
-    """The parser. `help_for` names the command whose help is wanted, which costs the import of all
-    settings."""
+def parser(chosen: str | None, wants_help: bool = False) -> argparse.ArgumentParser:
+    """The parser, with the options of the command that was chosen. If its help is wanted, that
+    costs the import of all settings."""
     main = argparse.ArgumentParser(
         prog="undertow", description="Recurrence for decoder-only language models."
     )
     main.add_argument("--version", action="version", version=f"undertow {__version__}")
     subparsers = main.add_subparsers(dest="command", required=True, metavar=" | ".join(COMMANDS))
     for command in COMMANDS.values():
-        command.arguments(
-            subparsers.add_parser(
-                command.name,
-                help=command.help,
-                description=command.help,
-                epilog=command.settings_help() if command.name == help_for else None,
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-                allow_abbrev=False,  # --task is a setting, and no short form of --tasks
-            )
+        own = subparsers.add_parser(
+            command.name,
+            help=command.help,
+            description=command.help,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # --task is a setting, and no short form of --tasks
         )
+        if command.name == chosen:
+            command.arguments(own)
+            own.epilog = command.settings_help() if wants_help else None
     return main
 
 
@@ -68,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # file.
     sections = [argument for argument in given if re.match(r"--[\w.]+=[{[]", argument)]
     rest = [argument for argument in given if argument not in sections]
-    options, others = parser(given[0] if wants_help else None).parse_known_args(rest)
+    chosen = given[0] if given else None
+    options, others = parser(chosen, wants_help).parse_known_args(rest)
     overrides = [argument for argument in given if argument in sections or argument in others]
     command = COMMANDS[options.command]
     try:

@@ -14,13 +14,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     from undertow.config import load_config
-    from undertow.lab.study.study import Study, study
+    from undertow.lab.study.settings import Study
+    from undertow.lab.study.study import study
 
     print(study(load_config(Study, options.study, overrides)))
 
 
 def settings() -> type:
-    from undertow.lab.study.study import Study
+    from undertow.lab.study.settings import Study
 
     return Study
 

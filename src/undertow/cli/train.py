@@ -18,22 +18,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    from undertow.lab.evaluation.run import check_recipe, check_test, evaluate
-    from undertow.lab.runs.folder import run_folder
+    from undertow.lab.evaluation.run import carry_out
     from undertow.lab.runs.recipe import load_recipe
-    from undertow.lab.training.run import train
+    from undertow.lab.training.dry_run import dry_run
 
     recipe = load_recipe(options.recipe, overrides)
-    if options.dry_run:
-        from undertow.lab.training.dry_run import dry_run
-
-        check_test(recipe)
-        print(dry_run(recipe))
-        return
-    check_recipe(recipe)
-    for seed in recipe.seeds:
-        print(train(recipe, seed))
-    print(evaluate(run_folder(recipe, recipe.seeds[0]).parent, []))
+    for text in [dry_run(recipe)] if options.dry_run else carry_out(recipe):
+        print(text)
 
 
 TRAIN = Command(

@@ -15,8 +15,9 @@ from undertow.cli.main import main
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.lab.evaluation import demo as demo_module
 from undertow.lab.evaluation.demo import demo
-from undertow.lab.evaluation.run import continue_prompt, evaluate, seed_folders
+from undertow.lab.evaluation.run import continue_prompt, evaluate
 from undertow.lab.runs.recipe import load_recipe
+from undertow.lab.runs.run import Experiment
 from undertow.lab.training import train
 
 
@@ -127,7 +128,7 @@ def test_without_lengths_there_is_no_figure(finished: Path) -> None:
 
 def test_unfinished_runs_are_told_apart_from_none(finished: Path, tmp_path: Path) -> None:
     shutil.rmtree(finished / "seed-0" / "model")
-    assert seed_folders(finished) == [finished / "seed-1"]
+    assert [seed.folder for seed in Experiment(finished).runs] == [finished / "seed-1"]
     for folder, expected in (
         (finished / "seed-0", r"its training has not finished; run `undertow train` again"),
         (tmp_path, r"it has no recipe\.yaml"),

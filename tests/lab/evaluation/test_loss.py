@@ -11,7 +11,8 @@ from torch import nn
 
 from undertow.errors import ConfigError
 from undertow.host import set_solver
-from undertow.lab.evaluation.loss import Loss, loss_per_token, loss_table
+from undertow.lab.evaluation.loss import loss_per_token
+from undertow.lab.runs.results import Loss, loss_table
 from undertow.lab.tasks import Parity, Text, character_tokenizer
 from undertow.lab.training.build import build
 from undertow.solvers import Jacobi

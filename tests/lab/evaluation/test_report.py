@@ -7,7 +7,7 @@ from matplotlib import image
 
 from undertow.lab.evaluation import Accuracy
 from undertow.lab.evaluation.figures import accuracy_figure
-from undertow.lab.evaluation.report import accuracy_table
+from undertow.lab.runs.results import accuracy_table
 from undertow.lab.tables import percent, table
 
 CURVE = [Accuracy(4, 0.0, 30, 30), Accuracy(8, 0.0, 15, 30), Accuracy(16, 0.0, 0, 30)]

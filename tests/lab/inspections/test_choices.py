@@ -204,6 +204,6 @@ def test_inspect_choices(trained: Path, tmp_path: Path, capsys: pytest.CaptureFi
         assert row[5].split()[0] == f"{(first['eliminated'] + second['eliminated']) / 2:.3f}"
     assert image.imread(run / "choices.png").size
     assert main(["inspect", "choices", str(run), "--examples=0"]) == 2
-    assert "examples is 0; ask 1 or more" in capsys.readouterr().err
+    assert "examples is 0; use 1 or more" in capsys.readouterr().err
     assert main(["inspect", "choices", str(run), "--evaluation.examples=3"]) == 2
     assert "undertow inspect does not know '--evaluation.examples=3'" in capsys.readouterr().err

@@ -12,7 +12,9 @@ from matplotlib import image
 from undertow.cli.main import main
 from undertow.errors import CheckpointError, ConfigError
 from undertow.lab.evaluation.run import evaluate
-from undertow.lab.inspections.compare import compare_latency, compare_lengths, read_run
+from undertow.lab.inspections.compared import read_run
+from undertow.lab.inspections.latency import compare_latency
+from undertow.lab.inspections.lengths import compare_lengths
 from undertow.lab.runs.log import read_log
 from undertow.lab.training import train
 

@@ -13,8 +13,8 @@ import tiny
 from undertow.cli.main import main
 from undertow.errors import CheckpointError, InUseError
 from undertow.lab.runs import lock as lock_module
-from undertow.lab.runs.folder import run_folder
 from undertow.lab.runs.lock import LOCK, locked
+from undertow.lab.runs.run import Run
 from undertow.lab.training import train
 
 HOLDS = """
@@ -31,7 +31,7 @@ def test_a_second_process_is_refused_until_the_first_ends(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     recipe = tiny.recipe(tmp_path)
-    folder = run_folder(recipe, 0)
+    folder = Run.of(recipe, 0).folder
     first = subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(folder)], stdout=subprocess.PIPE, env=tiny.environment()
     )

@@ -25,19 +25,14 @@ from undertow.config import from_mapping, load_yaml, to_mapping
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.lab.evaluation.figures import curves_figure
 from undertow.lab.evaluation.run import evaluate
-from undertow.lab.runs.folder import run_folder
 from undertow.lab.runs.log import read_log
 from undertow.lab.runs.recipe import load_recipe
-from undertow.lab.study import study as study_module
-from undertow.lab.study.study import (
-    Finding,
-    Study,
-    end_with_parent,
-    finding,
-    findings_table,
-    study,
-    train_and_evaluate,
-)
+from undertow.lab.runs.run import Run
+from undertow.lab.study import pool as study_module
+from undertow.lab.study.findings import Finding, finding, findings_table
+from undertow.lab.study.pool import end_with_parent, train_and_evaluate
+from undertow.lab.study.settings import Study
+from undertow.lab.study.study import study
 
 SHIPPED = sorted((Path(__file__).parents[3] / "recipes").rglob("study-*.yaml"))
 RECIPE: dict[str, Any] = {
@@ -106,7 +101,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     train = study_module.train
 
     def spy(recipe: Any, seed: int) -> Path:
-        found.append(run_folder(recipe, seed))
+        found.append(Run.of(recipe, seed).folder)
         return train(recipe, seed)
 
     monkeypatch.setattr(study_module, "train", spy)
@@ -455,7 +450,7 @@ def test_an_evaluation_that_was_interrupted_is_made_again(
     )
     with monkeypatch.context() as patch:
         patch.setattr(
-            study_module, "evaluate_folder", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+            study_module, "evaluate_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         with pytest.raises(KeyboardInterrupt):
             study(changed)
@@ -666,7 +661,7 @@ def test_a_finding_holds_what_the_folders_say(tmp_path: Path) -> None:
             {"length": None, "temperature": 1.0, "correct": 4, "total": 4},
         ]
         write_run(
-            run_folder(recipe, seed),
+            Run.of(recipe, seed).folder,
             losses,
             accuracy=results,
             loss={"loss": 1.25 + seed, "perplexity": 3.0},

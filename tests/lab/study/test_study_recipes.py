@@ -7,7 +7,7 @@ import pytest
 from undertow.config import apply_overrides, from_mapping, load_yaml
 from undertow.errors import ConfigError
 from undertow.lab.runs.recipe import Recipe
-from undertow.lab.study.study import Study
+from undertow.lab.study.settings import Study
 from undertow.lab.training.build import outline
 from undertow.solvers import Sequential
 

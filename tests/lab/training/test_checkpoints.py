@@ -19,8 +19,8 @@ from undertow.errors import CheckpointError
 from undertow.files import MANIFEST
 from undertow.lab.runs import checkpoints as checkpoints_module
 from undertow.lab.runs.checkpoints import NEEDED, checkpoints, choose, last_checkpoint
-from undertow.lab.runs.folder import run_folder
 from undertow.lab.runs.log import read_log
+from undertow.lab.runs.run import Run
 from undertow.lab.training import Recipe, train
 from undertow.lab.training.trainer import RecipeTrainer
 
@@ -81,7 +81,7 @@ def wanted(stopped: Path, tmp_path: Path) -> Recipe:
 def test_a_damaged_checkpoint_is_skipped_and_named(
     name: str, damage: str, wanted: Recipe, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     DAMAGES[damage](folder / "checkpoint-6" / name)
     chosen, (said,) = choose(folder)
     assert chosen == folder / "checkpoint-4"
@@ -100,7 +100,7 @@ def test_a_damaged_checkpoint_is_skipped_and_named(
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["config.json", *NEEDED, "model.safetensors"])
 def test_every_damage_of_every_file_is_found(name: str, damage: str, wanted: Recipe) -> None:
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     assert last_checkpoint(folder) == folder / "checkpoint-6", "the control"
     DAMAGES[damage](folder / "checkpoint-6" / name)
     assert last_checkpoint(folder) == folder / "checkpoint-4"
@@ -115,7 +115,7 @@ def test_every_damage_of_every_file_is_found(name: str, damage: str, wanted: Rec
 def test_without_hashes_other_weights_would_be_resumed_from(
     wanted: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     flip(folder / "checkpoint-6" / "model.safetensors")
     monkeypatch.setattr(checkpoints_module, "check_manifest", lambda *_: None)
     assert last_checkpoint(folder) == folder / "checkpoint-6"
@@ -124,7 +124,7 @@ def test_without_hashes_other_weights_would_be_resumed_from(
 def test_a_run_never_starts_anew_on_top_of_damaged_checkpoints(
     wanted: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     for path in checkpoints(folder):
         flip(path / "optimizer.pt")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -141,7 +141,7 @@ def test_a_run_never_starts_anew_on_top_of_damaged_checkpoints(
 def test_a_passing_read_error_removes_nothing(
     number: int, wanted: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     digest = manifest.digest
 
     def failing(path: Path) -> str:
@@ -157,7 +157,7 @@ def test_a_passing_read_error_removes_nothing(
 
 
 def test_the_newest_is_found_by_number_and_has_to_have_its_own(wanted: Recipe) -> None:
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     (folder / "checkpoint-6").rename(folder / "checkpoint-12")
     chosen, (said,) = choose(folder)
     assert (
@@ -169,7 +169,7 @@ def test_the_newest_is_found_by_number_and_has_to_have_its_own(wanted: Recipe) -
 
 
 def test_a_checkpoint_of_an_older_undertow_is_read_through(wanted: Recipe, whole: Path) -> None:
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     for path in checkpoints(folder):
         (path / MANIFEST).unlink()
     chosen, (said,) = choose(folder)
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_an_older_undertow_is_read_through(wanted: Recipe, whole
 
 
 def test_a_checkpoint_of_an_older_undertow_that_is_no_number_is_skipped(wanted: Recipe) -> None:
-    path = run_folder(wanted, 0) / "checkpoint-6"
+    path = Run.of(wanted, 0).folder / "checkpoint-6"
     weights = tiny.weights(path)
     next(iter(weights.values())).view(-1)[0] = float("nan")
     save_file(weights, path / "model.safetensors", {"format": "pt"})
@@ -201,7 +201,7 @@ def test_a_checkpoint_of_an_older_undertow_that_is_no_number_is_skipped(wanted: 
 def test_good_checkpoints_go_only_when_better_ones_are_whole(
     wanted: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     flip(folder / "checkpoint-6" / "optimizer.pt")
     seen: list[list[str]] = []
     save = RecipeTrainer._save_checkpoint
@@ -219,7 +219,7 @@ def test_good_checkpoints_go_only_when_better_ones_are_whole(
 
 
 def test_a_checkpoint_of_another_model_is_refused(wanted: Recipe) -> None:
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     for path in checkpoints(folder):
         (path / MANIFEST).unlink()
         state = torch.load(path / "optimizer.pt", weights_only=True)
@@ -235,7 +235,7 @@ def test_a_checkpoint_of_another_model_is_refused(wanted: Recipe) -> None:
 def test_checkpoints_beside_a_finished_model_go_unless_it_is_damaged(
     wanted: Recipe, whole: Path
 ) -> None:
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     shutil.copytree(whole / "model", folder / "model")
     (folder / ".model.writing").mkdir()
     flip(folder / "model" / "model.safetensors")
@@ -256,7 +256,7 @@ def test_checkpoints_beside_a_finished_model_go_unless_it_is_damaged(
 
 
 def test_evaluation_cleans_up_too(wanted: Recipe, whole: Path) -> None:
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     shutil.copytree(whole / "model", folder / "model")
     assert main(["eval", str(folder)]) == 0
     assert not checkpoints(folder)
@@ -267,7 +267,7 @@ def test_evaluation_cleans_up_too(wanted: Recipe, whole: Path) -> None:
 def test_only_the_run_s_own_checkpoints_are_removed(
     finished: bool, wanted: Recipe, whole: Path, tmp_path: Path
 ) -> None:
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     if finished:
         shutil.copytree(whole / "model", folder / "model")
     shutil.copytree(folder / "checkpoint-6", folder / "checkpoint-6-mine")
@@ -288,7 +288,7 @@ def test_only_the_run_s_own_checkpoints_are_removed(
 def test_state_of_another_kind_in_an_older_checkpoint_is_found(
     name: str, content: object, wanted: Recipe
 ) -> None:
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     (folder / "checkpoint-6" / MANIFEST).unlink()
     assert last_checkpoint(folder) == folder / "checkpoint-6", "the control"
     torch.save(content, folder / "checkpoint-6" / name)
@@ -311,7 +311,7 @@ def test_state_of_another_kind_in_an_older_checkpoint_is_found(
     ids=str,
 )
 def test_a_trainer_s_state_of_another_kind_is_found(change: dict[str, Any], wanted: Recipe) -> None:
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     path = folder / "checkpoint-6" / "trainer_state.json"
     (folder / "checkpoint-6" / MANIFEST).unlink()
     path.write_text(json.dumps(json.loads(path.read_text()) | change))

@@ -15,7 +15,7 @@ from undertow.config import from_mapping, load_yaml
 from undertow.errors import ConfigError, DataError
 from undertow.lab.runs.loading import load_tokenizer
 from undertow.lab.runs.recipe import Recipe, load_recipe
-from undertow.lab.study.study import Study
+from undertow.lab.study.settings import Study
 from undertow.lab.tasks import Text, character_tokenizer
 from undertow.lab.training.build import build, count_parameters, outline, tokenizer_for
 from undertow.lab.training.dry_run import dry_run, estimate, passes

@@ -14,9 +14,9 @@ from undertow.cli.main import main
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.lab.runs.loading import check_model_folder, load
 from undertow.lab.tasks import character_tokenizer
-from undertow.lab.training import memory
+from undertow.lab.training import machine
 from undertow.lab.training.fit import check_fit
-from undertow.lab.training.memory import check_memory, check_order
+from undertow.lab.training.machine import check_memory, check_order
 
 CHARACTERS = "01="  # and three special tokens
 
@@ -114,7 +114,7 @@ def test_a_test_file_of_long_examples(tmp_path: Path) -> None:
 
 def test_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     recipe = tiny.recipe(tmp_path, model={"width": 65536, "layers": 100})
-    monkeypatch.setattr(memory, "memory", lambda: 2**36)
+    monkeypatch.setattr(machine, "memory", lambda: 2**36)
     with pytest.raises(
         ConfigError,
         match=r"parameters, and its training takes [\d,.]+ GiB for weights and optimiser",
@@ -124,14 +124,14 @@ def test_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         check_order(10**9)
     check_order(10**8)
     monkeypatch.setattr(
-        memory, "memory", lambda: None
+        machine, "memory", lambda: None
     )  # negative control: a system that does not say
     check_memory(10**15, 10**15)
     check_order(10**15)
 
 
 def test_this_machine_says_how_much_memory_it_has() -> None:
-    found = memory.memory()
+    found = machine.memory()
     assert found is None or 2**28 < found < 2**50
 
 

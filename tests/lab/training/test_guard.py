@@ -11,9 +11,9 @@ import torch
 from undertow.config import save_yaml
 from undertow.errors import CheckpointError, ConfigError, DivergedError
 from undertow.lab.runs.checkpoints import infinite
-from undertow.lab.runs.folder import RECIPE, check_folder, run_folder
-from undertow.lab.runs.log import diverged, read_log
+from undertow.lab.runs.log import read_log
 from undertow.lab.runs.recipe import TrainingSection, load_recipe
+from undertow.lab.runs.run import Run
 from undertow.lab.training import Recipe, train
 from undertow.lab.training import run as run_module
 from undertow.lab.training.build import build
@@ -73,7 +73,7 @@ def test_a_step_that_is_no_number_is_not_taken(
     monkeypatch.setattr(GuardedSteps, "reads_late", lambda self, values: late)
     wanted = tiny.recipe(tmp_path, training={"log_every": 6, "evaluate_examples": 0, **changes})
     said = lost(wanted, monkeypatch, fault)
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     assert (
         "at step 5, which is not taken: training has diverged; lower training.learning_rate, which "
         "is 0.01" in said
@@ -82,7 +82,7 @@ def test_a_step_that_is_no_number_is_not_taken(
     left = {path.name: finite(path) for path in folder.glob("checkpoint-*")}
     assert left == {"checkpoint-2": True, "checkpoint-4": True} and not (folder / "model").exists()
 
-    assert diverged(folder / "log.jsonl")
+    assert Run(folder).diverged()
     entry = read_log(folder / "log.jsonl")[-1]
     assert (entry["step"], entry["checkpoint"]) == (5, "checkpoint-4")
     assert len(entry["examples"]) == 4 * changes.get("accumulate", 1)
@@ -132,7 +132,7 @@ def test_a_step_that_is_read_late_is_read_before_it_is_saved(
     said = lost(wanted, monkeypatch, step=4)
     assert "at step 4, which is not taken" in said
     assert ("checkpoint-2;" in said) == looks_before
-    assert (run_folder(wanted, 0) / "checkpoint-4").exists() != looks_before
+    assert (Run.of(wanted, 0).folder / "checkpoint-4").exists() != looks_before
 
 
 def test_a_late_look_leaves_the_optimiser_where_it_was(
@@ -168,7 +168,7 @@ def test_a_lower_rate_goes_on_from_the_good_checkpoint(
     lost(wanted, monkeypatch)
     section = {"learning_rate": 1e-3, "clip": 0.5, "weight_decay": 0}
     mended = tiny.recipe(tmp_path, recurrence=tiny.TURBOCONN | {"alpha": 0.5}, training=section)
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     with monkeypatch.context() as patch:
         tiny.interrupt(patch, 5)
         with pytest.raises(KeyboardInterrupt):
@@ -186,14 +186,14 @@ def test_a_lower_rate_goes_on_from_the_good_checkpoint(
         "training.clip": 1.0,
     }
     assert entry["now"]["training.learning_rate"] == 1e-3
-    assert load_recipe(folder / RECIPE, []) == mended
+    assert load_recipe(folder / "recipe.yaml", []) == mended
 
 
 def test_what_is_no_remedy_is_another_recipe_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = tiny.recipe(tmp_path)
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     lower = tiny.recipe(tmp_path, training={"learning_rate": 1e-3})
     with monkeypatch.context() as patch:
         tiny.interrupt(patch, 5)
@@ -206,7 +206,7 @@ def test_what_is_no_remedy_is_another_recipe_still(
     lost(wanted, monkeypatch)
     with pytest.raises(CheckpointError, match=r"whose training\.steps is 6 and not 7"):
         train(tiny.recipe(tmp_path, training={"steps": 7}), seed=0)
-    assert check_folder(folder, lower) == {"training.learning_rate": 1e-2}
+    assert Run(folder).check(lower) == {"training.learning_rate": 1e-2}
     train(wanted, seed=0)
     with pytest.raises(
         CheckpointError, match=r"whose training\.learning_rate is 0\.01 and not 0\.001"
@@ -225,7 +225,7 @@ def test_seeds_that_were_finished_before_the_remedy_stay(
     for seed in (0, 1, 0, 1):
         train(mended, seed)
     assert tiny.equal(tiny.weights(done / "model"), before)
-    kept = load_recipe(done / RECIPE, [])
+    kept = load_recipe(done / "recipe.yaml", [])
     assert (kept.training, kept.evaluation) == (wanted.training, mended.evaluation)
     assert (
         f"{done} is finished, with training.learning_rate 0.01, and is left as it is"
@@ -259,7 +259,7 @@ def test_a_huge_rate_leaves_no_model_that_is_no_number(
     try:
         assert finite(train(wanted, seed=0) / "model")
     except DivergedError:
-        assert all(finite(path) for path in run_folder(wanted, 0).glob("checkpoint-*"))
+        assert all(finite(path) for path in Run.of(wanted, 0).folder.glob("checkpoint-*"))
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_the_optimiser_is_looked_at_before_it_is_saved(
         DivergedError, match=r"the optimiser's exp_avg_sq of model\..* is not finite after step 2"
     ):
         train(tiny.recipe(tmp_path), seed=0)
-    assert not list(run_folder(tiny.recipe(tmp_path), 0).glob("checkpoint-*"))
+    assert not list(Run.of(tiny.recipe(tmp_path), 0).folder.glob("checkpoint-*"))
 
 
 def test_a_damaged_or_lost_recipe_is_refused(
@@ -317,18 +317,18 @@ def test_a_damaged_or_lost_recipe_is_refused(
 ) -> None:
     wanted = tiny.recipe(tmp_path)
     lost(wanted, monkeypatch)
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     for content in (b"", b"null", b"\0\0", b"\xff\xfe", b"name: [", b"name: 3\n"):
-        (folder / RECIPE).write_bytes(content)
+        (folder / "recipe.yaml").write_bytes(content)
         with pytest.raises(
             CheckpointError,
             match=r"recipe\.yaml is damaged \(.*\); write the recipe that the run was made by",
         ):
             train(wanted, seed=0)
-    (folder / RECIPE).unlink()
+    (folder / "recipe.yaml").unlink()
     with pytest.raises(CheckpointError, match=r"has lost its recipe\.yaml"):
         train(wanted, seed=0)
-    save_yaml(wanted, folder / RECIPE)
+    save_yaml(wanted, folder / "recipe.yaml")
     train(wanted, seed=0)
 
 

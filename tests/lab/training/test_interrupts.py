@@ -17,13 +17,13 @@ import yaml
 from undertow.cli.main import COMMANDS, main
 from undertow.errors import Interrupted
 from undertow.lab.runs.checkpoints import checkpoints
-from undertow.lab.runs.folder import run_folder
 from undertow.lab.runs.recipe import TrainingSection
+from undertow.lab.runs.run import Run
 from undertow.lab.signals import hearing, stop
 from undertow.lab.training import interrupts, train
 from undertow.lab.training.interrupts import Interrupts
 from undertow.lab.training.log import RunLog
-from undertow.lab.training.run import warmup_remarks
+from undertow.lab.training.remarks import warmup_remarks
 from undertow.lab.training.trainer import RecipeTrainer
 
 SECTION = {"steps": 8, "schedule": "cosine", "save_every": None}
@@ -66,7 +66,7 @@ def test_the_first_signal_keeps_the_work(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     path = str(tiny.recipe_file(tmp_path, training=SECTION))
-    folder = run_folder(tiny.recipe(tmp_path), 0)
+    folder = Run.of(tiny.recipe(tmp_path), 0).folder
     with monkeypatch.context() as patch:
         signalled(patch, step, number)
         assert main(["train", path]) == 128 + number
@@ -92,7 +92,7 @@ def test_the_second_signal_stops_at_once(tmp_path: Path, monkeypatch: pytest.Mon
         "no checkpoint was saved yet, as training.save_every is null, so the same command starts "
         "anew"
     )
-    assert not checkpoints(run_folder(wanted, 0))
+    assert not checkpoints(Run.of(wanted, 0).folder)
 
 
 def test_a_process_of_a_study_leaves_the_second_signal_to_it(
@@ -144,7 +144,7 @@ def test_a_signal_while_the_model_is_saved_lets_it_be_saved(
     monkeypatch.setattr(RunLog, "write", sending)
     with pytest.raises(Interrupted, match="is finished, and its model saved"):
         train(tiny.recipe(tmp_path, training=SECTION), seed=0)
-    assert (run_folder(tiny.recipe(tmp_path), 0) / "model").is_dir()
+    assert (Run.of(tiny.recipe(tmp_path), 0).folder / "model").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from undertow.errors import CheckpointError
-from undertow.lab.runs.log import diverged, has_diverged, read_log
+from undertow.lab.runs.log import read_log
+from undertow.lab.runs.run import Run
 from undertow.lab.training.log import RunLog
 
 START = b'{"event": "start"}\n'
@@ -59,11 +60,12 @@ def test_divergences_stay_in_the_log_of_a_run_that_goes_on(tmp_path: Path) -> No
     path.write_text(
         '{"event": "start"}\n{"step": 1, "loss": 2}\n{"event": "diverged", "step": 2}\n'
     )
-    assert diverged(path) and has_diverged(path)
+    run = Run(tmp_path)
+    assert run.diverged() and run.has_diverged()
     log = RunLog(path, resume_step=1)
     log.write(event="start")
     assert [entry.get("event") for entry in read_log(path)] == ["start", None, "diverged", "start"]
-    assert not diverged(path) and has_diverged(path)
+    assert not run.diverged() and run.has_diverged()
     RunLog(path)
     assert read_log(path) == [{"event": "diverged", "step": 2}], (
         "what is trained anew keeps no losses"

@@ -13,8 +13,8 @@ import undertow
 from undertow.errors import ConfigError
 from undertow.lab.evaluation.loss import loss_per_token
 from undertow.lab.runs.checkpoints import last_checkpoint
-from undertow.lab.runs.folder import run_folder
 from undertow.lab.runs.log import read_log
+from undertow.lab.runs.run import Run
 from undertow.lab.tasks import PadCollator
 from undertow.lab.training import train
 from undertow.lab.training.build import build
@@ -137,7 +137,7 @@ def test_a_resumed_run_takes_the_same_batches(
         tiny.interrupt(patch, 5)
         with pytest.raises(KeyboardInterrupt):
             train(wanted, 0)
-    assert last_checkpoint(run_folder(wanted, 0)).name == "checkpoint-4"  # type: ignore[union-attr]
+    assert last_checkpoint(Run.of(wanted, 0).folder).name == "checkpoint-4"  # type: ignore[union-attr]
     taken.clear()
     second = train(wanted, 0)
     assert [batch["at"] for batch in taken] == [4, 5, 6, 7]

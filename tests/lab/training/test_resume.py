@@ -16,9 +16,9 @@ from transformers import modeling_utils
 
 from undertow.errors import CheckpointError
 from undertow.lab.runs.checkpoints import last_checkpoint
-from undertow.lab.runs.folder import run_folder
 from undertow.lab.runs.log import read_log
 from undertow.lab.runs.recipe import ModelSection
+from undertow.lab.runs.run import Run
 from undertow.lab.tasks import character_tokenizer
 from undertow.lab.training import Recipe, train
 from undertow.lab.training.build import build
@@ -81,7 +81,7 @@ def stop_at(step: int, wanted: Recipe, monkeypatch: pytest.MonkeyPatch) -> Path:
         tiny.interrupt(patch, step)
         with pytest.raises(KeyboardInterrupt):
             train(wanted, seed=0)
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     assert not (folder / "model").exists()
     return folder
 
@@ -197,7 +197,7 @@ def test_killed_while_writing_a_checkpoint(
         )
     assert done.returncode == -signal.SIGKILL, (tmp_path / "output").read_text()[-2000:]
     wanted = recipe(tmp_path, recurrence=tiny.TURBOCONN)
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     half = folder / ".checkpoint-6.writing" / "checkpoint-6"
     assert (half / "model.safetensors").is_file(), "it was not killed where it should be"
     assert not (half / "trainer_state.json").exists()
@@ -226,7 +226,7 @@ def test_a_full_disk_while_saving_the_model_leaves_the_checkpoint(
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     wanted = recipe(tmp_path, recurrence=recurrence)
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     with monkeypatch.context() as patch:
         patch.setattr(modeling_utils, "safe_save_file", full)
         with pytest.raises(CheckpointError, match=r"could not write .*No space left on device"):
@@ -255,7 +255,7 @@ def test_a_full_disk_while_saving_a_checkpoint_leaves_the_one_before(
         write(value, path, *rest, **settings)
 
     wanted = recipe(tmp_path, recurrence=tiny.TURBOCONN)
-    folder = run_folder(wanted, 0)
+    folder = Run.of(wanted, 0).folder
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", full)
         with pytest.raises(

@@ -16,9 +16,9 @@ import undertow
 from undertow.errors import CheckpointError, DataError
 from undertow.host.attachment import find_attachment
 from undertow.lab.evaluation import accuracy_by_length
-from undertow.lab.runs.folder import check_folder, run_folder
 from undertow.lab.runs.loading import load
 from undertow.lab.runs.recipe import load_recipe
+from undertow.lab.runs.run import Run
 from undertow.lab.tasks import Parity
 from undertow.lab.training import Recipe, run, train
 from undertow.lab.training.build import build
@@ -46,7 +46,7 @@ def test_a_run_makes_its_folder(
     monkeypatch.setattr(RecipeTrainer, "evaluate", keep)
     recipe = tiny.recipe(tmp_path, recurrence=recurrence, training={"evaluate_every": 3})
     folder = train(recipe, seed=7)
-    assert folder == run_folder(recipe, 7) == tmp_path / "tiny" / "seed-7"
+    assert folder == Run.of(recipe, 7).folder == tmp_path / "tiny" / "seed-7"
     assert sorted(path.name for path in folder.iterdir()) == [
         "log.jsonl",
         "model",
@@ -264,7 +264,7 @@ def test_a_finished_run_is_left_alone_but_for_its_evaluation(
 def test_the_folder_of_another_recipe_is_refused(
     changes: dict[str, Any], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = run_folder(tiny.recipe(tmp_path), 0)
+    folder = Run.of(tiny.recipe(tmp_path), 0).folder
     undertow.config.save_yaml(
         tiny.recipe(tmp_path, recurrence=tiny.TURBOCONN), folder / "recipe.yaml"
     )
@@ -285,12 +285,11 @@ def test_a_solver_counts_only_where_there_is_something_to_solve(tmp_path: Path) 
         tiny.recipe(tmp_path, name="hosted", recurrence=tiny.TURBOCONN),
     )
     for recipe in (plain, hosted):
-        undertow.config.save_yaml(recipe, run_folder(recipe, 0) / "recipe.yaml")
-    check_folder(run_folder(plain, 0), tiny.recipe(tmp_path, solver=scan))
+        undertow.config.save_yaml(recipe, Run.of(recipe, 0).folder / "recipe.yaml")
+    Run(Run.of(plain, 0).folder).check(tiny.recipe(tmp_path, solver=scan))
     with pytest.raises(CheckpointError, match=r"whose solver\.kind is auto and not scan"):
-        check_folder(
-            run_folder(hosted, 0),
-            tiny.recipe(tmp_path, name="hosted", recurrence=tiny.TURBOCONN, solver=scan),
+        Run(Run.of(hosted, 0).folder).check(
+            tiny.recipe(tmp_path, name="hosted", recurrence=tiny.TURBOCONN, solver=scan)
         )
 
 
@@ -302,7 +301,7 @@ def test_what_cannot_be_evaluated_is_found_out_before_training(tmp_path: Path) -
     }  # of 14 strings none is held out
     with pytest.raises(DataError, match="valid split"):
         train(tiny.recipe(tmp_path, task=short), seed=0)
-    assert not run_folder(tiny.recipe(tmp_path), 0).exists(), (
+    assert not Run.of(tiny.recipe(tmp_path), 0).folder.exists(), (
         "a folder with a recipe would refuse the mended recipe"
     )
     train(tiny.recipe(tmp_path, task=short, training={"evaluate_examples": 0}), seed=0)
@@ -343,7 +342,7 @@ def test_a_model_learns_parity(tmp_path: Path) -> None:
 
 def test_a_file_in_the_model_s_place_is_told_before_the_training(tmp_path: Path) -> None:
     wanted = tiny.recipe(tmp_path)
-    folder = run.run_folder(wanted, 0)
+    folder = run.Run.of(wanted, 0).folder
     folder.mkdir(parents=True)
     (folder / "model").write_text("")
     with pytest.raises(

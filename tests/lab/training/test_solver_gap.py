@@ -22,9 +22,9 @@ from undertow.errors import ConfigError
 from undertow.host.attachment import find_attachment
 from undertow.host.state import PRESENT, StateLayer
 from undertow.lab.runs.checkpoints import last_checkpoint
-from undertow.lab.runs.folder import run_folder
 from undertow.lab.runs.log import read_log
 from undertow.lab.runs.recipe import ModelSection
+from undertow.lab.runs.run import Run
 from undertow.lab.tasks import character_tokenizer
 from undertow.lab.training import solver_gap, train
 from undertow.lab.training.build import build
@@ -354,7 +354,7 @@ def test_a_resumed_run_goes_on_with_the_plans_of_its_checkpoint(
         tiny.interrupt(patch, 7)
         with pytest.raises(KeyboardInterrupt):
             train(wanted, seed=0)
-    checkpoint = last_checkpoint(run_folder(wanted, 0))
+    checkpoint = last_checkpoint(Run.of(wanted, 0).folder)
     assert checkpoint is not None and checkpoint.name == "checkpoint-6"
     state = json.loads((checkpoint / "trainer_state.json").read_text())
     (plan,) = state["stateful_callbacks"]["SolverGap"]["attributes"]["memory"].values()

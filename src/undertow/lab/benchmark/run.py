@@ -23,10 +23,10 @@ from undertow.lab.benchmark.candidates import (
 from undertow.lab.benchmark.memory import peak_memory
 from undertow.lab.benchmark.settings import Bench
 from undertow.lab.benchmark.timing import Timing, TokenClock, interleaved, timed
-from undertow.lab.runs.folder import versions
 from undertow.lab.runs.loading import quiet_libraries
+from undertow.lab.runs.versions import versions
 from undertow.lab.tables import table
-from undertow.lab.training.memory import check_memory
+from undertow.lab.training.machine import check_memory
 from undertow.paths import takes_paths
 
 

@@ -4,71 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from undertow.config import convert
-from undertow.errors import CheckpointError, ConfigError, DataError
+from undertow.errors import ConfigError, DataError
 from undertow.lab.runs.loading import context_of
+from undertow.lab.runs.results import Accuracy
 from undertow.lab.tasks import Example, PadCollator, Split, Task, model_inputs
 from undertow.lab.tasks.encode import IGNORED, encode, encode_prompt
-from undertow.reading import read_json
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """How many answers of one length were right.
-
-    Attributes:
-        length: the task's own size; None for a whole data set.
-        temperature: of the sampling; 0 for greedy answers.
-        correct, total: answers, or sequences all of whose labels are right.
-        right_symbols, symbols: single labels, or tokens of right answers for a task that scores
-            them; None for others.
-    """
-
-    length: int | None
-    temperature: float
-    correct: int
-    total: int
-    right_symbols: int | None = None
-    symbols: int | None = None
-
-    @property
-    def share(self) -> float:
-        return self.correct / self.total
-
-    @property
-    def symbol_share(self) -> float | None:
-        if self.right_symbols is None or self.symbols is None:
-            return None
-        return self.right_symbols / self.symbols
-
-    @staticmethod
-    def together(results: Sequence[Accuracy]) -> Accuracy:
-        """The accuracy of several results of one length and temperature, such as those of several
-        seeds."""
-        counts = [
-            [r.right_symbols, r.symbols]
-            for r in results
-            if r.right_symbols is not None and r.symbols is not None
-        ]
-        right_symbols, symbols = (
-            (sum(each) for each in zip(*counts, strict=True)) if counts else (None, None)
-        )
-        return Accuracy(
-            results[0].length,
-            results[0].temperature,
-            sum(result.correct for result in results),
-            sum(result.total for result in results),
-            right_symbols,
-            symbols,
-        )
 
 
 def accuracy_by_length(
@@ -121,32 +68,6 @@ def accuracy_by_length(
             found = replace(found, right_symbols=tokens.right_symbols, symbols=tokens.symbols)
         results.append(found)
     return results
-
-
-def read_accuracies(path: Path) -> tuple[Accuracy, ...]:
-    """The accuracies that an evaluation wrote down.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
-    mend = "the file is damaged; run `undertow eval` again"
-    try:
-        found: tuple[Accuracy, ...] = convert(
-            tuple[Accuracy, ...], read_json(path, CheckpointError, mend), "accuracies"
-        )
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {error}; {mend}") from error
-    for each in found:
-        symbols = (each.right_symbols or 0, each.symbols or 0)
-        if (
-            not 0 <= each.correct <= each.total
-            or each.total < 1
-            or not 0 <= symbols[0] <= symbols[1]
-        ):
-            raise CheckpointError(
-                f"{path} counts {each.correct} right answers of {each.total}; {mend}"
-            )
-    return found
 
 
 def label_accuracy(

@@ -18,14 +18,11 @@ from typing import Any, get_args
 import torch
 from tqdm import tqdm
 
-from undertow.config import load_config
 from undertow.errors import CheckpointError, ConfigError
-from undertow.files import read_json, write_text
+from undertow.files import read_json, write_json, write_text
 from undertow.lab.evaluation.accuracy import generate
-from undertow.lab.evaluation.run import seed_folders
-from undertow.lab.runs.folder import MODEL, RECIPE
-from undertow.lab.runs.loading import load, quiet_libraries
-from undertow.lab.runs.recipe import Recipe
+from undertow.lab.runs.loading import quiet_libraries
+from undertow.lab.runs.run import Experiment
 from undertow.lab.tables import percent, table
 from undertow.lab.tasks import GSM8K, Split
 from undertow.lab.tasks.rows import rows_of
@@ -73,22 +70,22 @@ def write_chains(
     if not 0 <= temperature < math.inf:  # nan is neither
         raise ConfigError(f"temperature is {temperature}; use 0 for greedy chains, or more")
     quiet_libraries()
-    folder = seed_folders(run)[0]
-    task = load_config(Recipe, folder / RECIPE).task
-    if not isinstance(task, GSM8K) or not task.chain_of_thought:
+    trained = Experiment(run).runs[0]
+    task: Any = trained.recipe().task
+    if not task.writes_chains:
         raise ConfigError(
             f"{run} was not trained to write chains of thought; train gsm8k with "
             "task.chain_of_thought=true"
         )
     splits = present_splits(task)
     settings = {
-        "run": str(folder),
+        "run": str(trained.folder),
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,
         "seed": seed,
     }
     check_settings(output / SETTINGS, settings)
-    model, tokenizer = load(str(folder / MODEL))
+    model, tokenizer = trained.load()
     written = {}
     for split in splits:
         file = output / f"{split}.jsonl"
@@ -97,10 +94,7 @@ def write_chains(
                 model, tokenizer, task, split, file, temperature, max_new_tokens, batch, seed
             )
         written[split] = count(task, split, file)
-    write_text(
-        output / "summary.json",
-        json.dumps({s: dataclasses.asdict(w) for s, w in written.items()}, indent=1) + "\n",
-    )
+    write_json(output / "summary.json", written)
     missing = [split for split in get_args(Split) if split not in splits]
     remark = (
         f"\n\nThe task has no {' and no '.join(missing)} file, so there are no chains for it."
@@ -139,7 +133,7 @@ def present_splits(task: GSM8K) -> list[Split]:
 def check_settings(path: Path, settings: dict[str, Any]) -> None:
     """Write down how a folder's chains are made, or refuse to go on otherwise."""
     if not path.is_file():
-        write_text(path, json.dumps(settings, indent=1) + "\n")
+        write_json(path, settings)
         return
     before = read_json(path)
     if not isinstance(before, dict):

@@ -4,7 +4,6 @@ Parity and compared."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 import time
 from pathlib import Path
@@ -13,13 +12,12 @@ from typing import Any
 import torch
 
 from undertow.config import from_mapping
-from undertow.files import write_text
-from undertow.lab.evaluation.accuracy import Accuracy, accuracy_by_length
+from undertow.files import write_json, write_text
+from undertow.lab.evaluation.accuracy import accuracy_by_length
 from undertow.lab.evaluation.figures import accuracy_figure
-from undertow.lab.runs.folder import LOG, MODEL
-from undertow.lab.runs.loading import load
-from undertow.lab.runs.log import read_log
 from undertow.lab.runs.recipe import Recipe
+from undertow.lab.runs.results import Accuracy
+from undertow.lab.runs.run import Run
 from undertow.lab.tables import percent, table
 from undertow.lab.training.run import train
 from undertow.paths import takes_paths
@@ -94,8 +92,7 @@ def demo(output: Path, examples: int = 256) -> str:
     ]
     text = table(header, rows)
     write_text(output / "demo.md", text + "\n")
-    results = {name: dataclasses.asdict(model) for name, model in models.items()}
-    write_text(output / "demo.json", json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    write_json(output / "demo.json", models)
     accuracy_figure(
         {name: model.accuracies for name, model in models.items()},
         output / "demo.png",
@@ -116,18 +113,14 @@ def compare(name: str, output: Path, examples: int) -> Compared:
         Recipe,
         {**COMMON, "name": name.lower().replace("²", "2"), "output": str(output), **MODELS[name]},
     )
-    folder = train(recipe, seed=0, description=f"{name:11}")
-    model, tokenizer = load(str(folder / MODEL))
+    run = Run(train(recipe, seed=0, description=f"{name:11}"))
+    model, tokenizer = run.load()
     return Compared(
         accuracies=accuracy_by_length(
             model, tokenizer, recipe.task, LENGTHS, examples, batch=examples
         ),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        seconds_per_step=statistics.median(
-            entry["seconds_per_step"]
-            for entry in read_log(folder / LOG)
-            if "seconds_per_step" in entry
-        ),
+        seconds_per_step=statistics.median(run.seconds_per_step()),
         seconds_per_token=seconds_per_token(model),
     )
 

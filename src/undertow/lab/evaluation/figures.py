@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from undertow.errors import ConfigError
-from undertow.lab.evaluation.accuracy import Accuracy
+from undertow.lab.runs.results import Accuracy
 
 Points = Sequence[tuple[float, float]]
 

@@ -2,43 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from undertow.errors import CheckpointError
 from undertow.lab.evaluation.accuracy import evaluating, progress
-from undertow.lab.tables import table
+from undertow.lab.runs.results import Loss
 from undertow.lab.tasks import PadCollator, Split, Task, TaskDataset, model_inputs
 from undertow.lab.tasks.encode import IGNORED
-from undertow.reading import read_json
-
-
-@dataclass(frozen=True)
-class Loss:
-    """The mean cross-entropy of predicted tokens.
-
-    Attributes:
-        loss: in nats a token.
-        tokens: how many were predicted.
-        windows: how many windows they stand in, and of how many the split has.
-        left_out: how many of the split are too long.
-    """
-
-    loss: float
-    tokens: int
-    windows: int
-    of: int
-    left_out: int = 0
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(self.loss)
 
 
 def loss_per_token(
@@ -81,28 +53,3 @@ def loss_per_token(
             )
             tokens += int((labels != IGNORED).sum())
     return Loss(total / tokens, tokens, windows, len(dataset), dataset.skipped)
-
-
-def read_loss(path: Path) -> float:
-    """The loss a token, in nats, that an evaluation wrote down.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
-    mend = "the file is damaged; run `undertow eval` again"
-    held = read_json(path, CheckpointError, mend)
-    loss = held.get("loss") if isinstance(held, dict) else None
-    if not isinstance(loss, int | float) or isinstance(loss, bool):
-        raise CheckpointError(f"{path} has no number as 'loss'; {mend}")
-    return float(loss)
-
-
-def loss_table(losses: Mapping[str, Loss]) -> str:
-    """Loss and perplexity by the name of the model."""
-    return table(
-        ["model", "loss", "perplexity", "tokens", "windows", "of"],
-        [
-            [name, f"{loss.loss:.4f}", f"{loss.perplexity:.3f}", loss.tokens, loss.windows, loss.of]
-            for name, loss in losses.items()
-        ],
-    )

@@ -3,82 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
-from undertow.config import load_config, save_yaml
-from undertow.depth.loop import check_depth
-from undertow.errors import CheckpointError, ConfigError, DataError
-from undertow.files import write_text
-from undertow.lab.evaluation.accuracy import Accuracy, accuracy_by_length, generate
-from undertow.lab.evaluation.depth import set_depth
+from undertow.errors import ConfigError, DataError
+from undertow.lab.evaluation.accuracy import accuracy_by_length, generate
 from undertow.lab.evaluation.figures import accuracy_figure
-from undertow.lab.evaluation.loss import Loss, loss_per_token, loss_table
-from undertow.lab.evaluation.report import accuracy_table
-from undertow.lab.runs.folder import MODEL, RECIPE, clean, made_by, run_folder
-from undertow.lab.runs.loading import ADAPTER, context_of, load, loops, quiet_libraries
-from undertow.lab.runs.lock import locked
+from undertow.lab.evaluation.loss import loss_per_token
+from undertow.lab.runs.loading import context_of, is_model, load, quiet_libraries
 from undertow.lab.runs.recipe import Recipe
-from undertow.lab.tasks import Example, Text, encode_prompt
+from undertow.lab.runs.results import Accuracy, Loss, accuracy_table, loss_table
+from undertow.lab.runs.run import Experiment, Run
+from undertow.lab.tasks import Example, encode_prompt
 from undertow.lab.training.data import most_tokens
-from undertow.lab.training.fit import check_examples, check_fit
+from undertow.lab.training.fit import check_examples, check_recipe
+from undertow.lab.training.run import train
 from undertow.paths import takes_paths
 
-# Seconds to wait for a process that writes into the same folder.
-WAIT = 60.0
 
-
-@takes_paths
-def seed_folders(run: Path) -> list[Path]:
-    """The folders of a run's seeds: the folder itself, or those inside it.
+def carry_out(recipe: Recipe) -> Iterator[str]:
+    """Train a recipe with each of its seeds, and evaluate what it trained: the folders, one after
+    the other, and then the table of results.
 
     Raises:
-        CheckpointError: there is no finished run there.
+        UndertowError: the recipe asks for what cannot be done, told before any training if that can
+            be known.
     """
-    folders = [run] if (run / RECIPE).is_file() else sorted(run.glob("seed-*"))
-    finished = [folder for folder in folders if (folder / MODEL).is_dir()]
-    if not finished:
-        what = (
-            "its training has not finished; run `undertow train` again"
-            if folders
-            else "it has no recipe.yaml"
-        )
-        what = what if run.exists() else "there is no such folder"
-        raise CheckpointError(f"{run} is no finished run: {what}")
-    return finished
-
-
-@takes_paths
-def load_at(folder: Path, depth: int | None) -> tuple[Any, PreTrainedTokenizerBase]:
-    """The model in a folder and its tokenizer, set to run `depth` iterations; as many as it was
-    trained with if None.
-
-    Raises:
-        CheckpointError: there is no model there.
-        ConfigError: the depth is below 1, or the model has no recurrence in depth.
-    """
-    if depth is not None:
-        check_depth("depth", depth)  # before a large model is loaded
-    model, tokenizer = load(str(folder))
-    if depth is not None:
-        if not loops(model):
-            raise ConfigError(
-                f"depth is {depth}, but {folder} has no recurrence in depth; leave depth out"
-            )
-        set_depth(model, depth)
-    return model, tokenizer
-
-
-def depth_suffix(depth: int | None) -> str:
-    """What the names of results end in where a depth was asked for, so that those of the trained
-    one stay."""
-    return "" if depth is None else f"-depth-{depth}"
+    check_recipe(recipe)
+    for seed in recipe.seeds:
+        folder = train(recipe, seed)
+        yield str(folder)
+    yield evaluate(folder.parent, [])
 
 
 @takes_paths
@@ -90,90 +48,63 @@ def evaluate(run: Path, overrides: list[str], depth: int | None = None) -> str:
     trained with.
     """
     quiet_libraries()
-    folders = seed_folders(run)
-    recipes = [load_config(Recipe, folder / RECIPE, overrides) for folder in folders]
+    seeds = Experiment(run).runs
+    recipes = [seed.recipe(overrides) for seed in seeds]
     recipe = recipes[-1]
     check_examples(recipe)
     suffixes = [
-        suffix_of(folder, recipe) + depth_suffix(depth)
-        for folder, recipe in zip(folders, recipes, strict=True)
+        suffix_of(seed.recipe(), recipe, depth) for seed, recipe in zip(seeds, recipes, strict=True)
     ]
     name = recipe.name if depth is None else f"{recipe.name} at depth {depth}"
+    each = list(zip(seeds, recipes, suffixes, strict=True))
     if recipe.task.measured_by == "loss":
         losses = {
-            folder.name: evaluate_loss(folder, recipe, suffix, depth)
-            for folder, recipe, suffix in zip(folders, recipes, suffixes, strict=True)
+            seed.name: evaluate_loss(seed, recipe, suffix, depth) for seed, recipe, suffix in each
         }
         return f"{name}\n\n{loss_table(losses)}"
     pooled: dict[tuple[int | None, float], list[Accuracy]] = defaultdict(list)
     curves = {}
-    for folder, recipe, suffix in zip(folders, recipes, suffixes, strict=True):
-        results = evaluate_folder(folder, recipe, suffix, depth)
-        curves[folder.name] = [
+    for seed, recipe, suffix in each:
+        results = evaluate_accuracy(seed, recipe, suffix, depth)
+        curves[seed.name] = [
             result for result in results if result.temperature == 0 and result.length is not None
         ]
         for result in results:
             pooled[result.length, result.temperature].append(result)
     if all(curves.values()):
-        longest = getattr(recipe.task, "max_length", None) or getattr(
-            recipe.task, "max_operands", None
-        )
-        accuracy_figure(
-            curves,
-            run / f"accuracy{suffixes[-1]}.png",
-            name,
-            f"{recipe.task.kind}: length",
-            longest,
-        )
-    seeds = f" ({len(folders)} seeds together)" if len(folders) > 1 else ""
+        figure = run / f"accuracy{suffixes[-1]}.png"
+        unit = f"{recipe.task.kind}: length"
+        accuracy_figure(curves, figure, name, unit, recipe.task.longest)
     together = [Accuracy.together(results) for results in pooled.values()]
-    return f"{name}{seeds}\n\n{accuracy_table(together)}"
+    several = f" ({len(seeds)} seeds together)" if len(seeds) > 1 else ""
+    return f"{name}{several}\n\n{accuracy_table(together)}"
 
 
-def check_test(recipe: Recipe) -> None:
-    """Look at the test split before a training, so that what is wrong with it is not told after it
-    only.
-
-    Raises:
-        ConfigError, DataError: there is no such file, it is malformed, or there is no test example
-            of a length.
-    """
-    if not isinstance(recipe.task, Text):  # it has one source for all splits
-        recipe.task.size("test")
-    for length in recipe.evaluation.lengths:
-        recipe.task.example("test", 0, length)
-
-
-def check_recipe(recipe: Recipe) -> None:
-    """Look at a recipe's test split, and at what its model and this machine can hold, before the
-    training.
-
-    Where each seed is trained already there is nothing more to hold.
-
-    Raises:
-        UndertowError: as `check_test` and `undertow.lab.training.fit.check_fit`.
-    """
-    check_test(recipe)
-    if not all((run_folder(recipe, seed) / MODEL).is_dir() for seed in recipe.seeds):
-        check_fit(recipe)
-
-
-def suffix_of(folder: Path, recipe: Recipe) -> str:
-    """What the names of a recipe's results end in: its task's kind and test file, if it is not the
-    task that was learned."""
-    trained = load_config(Recipe, folder / RECIPE).task
+def suffix_of(trained: Recipe, recipe: Recipe, depth: int | None) -> str:
+    """What the names of results end in, so that those of the run's own evaluation stay: the task's
+    kind and test file, if it is not the task that was learned, and a depth that was asked for."""
     file = getattr(recipe.task, "test", None)
     own = "" if file is None else f"-{Path(file).stem}"
-    return "" if recipe.task == trained else f"-{recipe.task.kind}{own}"
+    other = "" if recipe.task == trained.task else f"-{recipe.task.kind}{own}"
+    return other + depth_suffix(depth)
 
 
-@takes_paths
-def evaluate_folder(
-    folder: Path, recipe: Recipe, suffix: str = "", depth: int | None = None
+def depth_suffix(depth: int | None) -> str:
+    """What the names of results end in where a depth was asked for."""
+    return "" if depth is None else f"-depth-{depth}"
+
+
+def evaluate_run(run: Run, recipe: Recipe) -> None:
+    """Measure what the recipe's task is measured by, and write it down as the run's own results."""
+    (evaluate_loss if recipe.task.measured_by == "loss" else evaluate_accuracy)(run, recipe)
+
+
+def evaluate_accuracy(
+    run: Run, recipe: Recipe, suffix: str = "", depth: int | None = None
 ) -> list[Accuracy]:
-    """Accuracies of one seed's model, also written to `accuracy.json` in its folder, with a suffix
-    for another test or depth."""
-    model, tokenizer = load_at(folder / MODEL, depth)
+    """Accuracies of a run's model, also written to `accuracy.json` in its folder, with a suffix for
+    another test or depth."""
+    model, tokenizer = run.load(depth)
     section = recipe.evaluation
     results = []
     for temperature in (0.0, section.temperature):
@@ -188,34 +119,15 @@ def evaluate_folder(
                 temperature,
                 section.max_new_tokens,
             )
-    write_results(
-        folder,
-        f"accuracy{suffix}.json",
-        [dataclasses.asdict(result) for result in results],
-        None if suffix else recipe,
-    )
+    run.write_results(f"accuracy{suffix}.json", results, None if suffix else recipe)
     return results
 
 
-def write_results(folder: Path, name: str, results: Any, recipe: Recipe | None) -> None:
-    """Write results into a run's folder, and with a recipe down in the folder's how its model was
-    evaluated last: what a study and comparisons go by. Another process that writes there is waited
-    for."""
-    with locked(folder, WAIT):
-        clean(folder)
-        write_text(folder / name, json.dumps(results, indent=1) + "\n")
-        if recipe is None:
-            return
-        trained = made_by(folder / RECIPE)
-        if trained.evaluation != recipe.evaluation:
-            save_yaml(dataclasses.replace(trained, evaluation=recipe.evaluation), folder / RECIPE)
-
-
-@takes_paths
-def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "", depth: int | None = None) -> Loss:
-    """The loss a token of one seed's model on its task's test split, also written to `loss.json` in
+def evaluate_loss(run: Run, recipe: Recipe, suffix: str = "", depth: int | None = None) -> Loss:
+    """The loss a token of a run's model on its task's test split, also written to `loss.json` in
     its folder, with a suffix for another text or depth."""
-    model, tokenizer = load_at(folder / MODEL, depth)
+    model, tokenizer = run.load(depth)
+    skips = recipe.training.max_tokens is not None and not recipe.task.windows
     loss = loss_per_token(
         model,
         tokenizer,
@@ -223,11 +135,7 @@ def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "", depth: int | N
         recipe.evaluation.examples,
         recipe.evaluation.batch,
         max_tokens=most_tokens(recipe.training, context_of(model)),
-        # Texts are cut to windows, none of which is too long; as in training, rows are left out
-        # only if that is asked for.
-        overlong="error"
-        if recipe.training.max_tokens is None or isinstance(recipe.task, Text)
-        else "skip",
+        overlong="skip" if skips else "error",
     )
     if loss.left_out:
         print(
@@ -236,7 +144,7 @@ def evaluate_loss(folder: Path, recipe: Recipe, suffix: str = "", depth: int | N
             file=sys.stderr,
         )
     written = dataclasses.asdict(loss) | {"perplexity": loss.perplexity}
-    write_results(folder, f"loss{suffix}.json", written, None if suffix else recipe)
+    run.write_results(f"loss{suffix}.json", written, None if suffix else recipe)
     return loss
 
 
@@ -258,9 +166,8 @@ def continue_prompt(
     if not 0 <= temperature < math.inf:  # nan is neither
         raise ConfigError(f"temperature is {temperature}; use 0 for greedy answers, or more")
     quiet_libraries()
-    is_model = any((run / name).is_file() for name in ("config.json", ADAPTER)) or not run.is_dir()
-    folder = run if is_model else seed_folders(run)[0] / MODEL
-    model, tokenizer = load_at(folder, depth)
+    folder = run if is_model(run) else Experiment(run).runs[0].model_folder
+    model, tokenizer = load(str(folder), depth)
     if not encode_prompt(prompt, tokenizer):
         raise DataError("the prompt is empty; give at least one character")
     (answer,) = generate(model, tokenizer, [Example(prompt, "", 0)], 1, temperature, max_new_tokens)

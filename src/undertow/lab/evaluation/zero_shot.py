@@ -3,7 +3,6 @@ files without a network."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, nearest
-from undertow.files import write_text
+from undertow.files import write_json
 from undertow.host import set_solver
 from undertow.host.attachment import recurs_in_time
-from undertow.lab.evaluation.run import depth_suffix, load_at, seed_folders
-from undertow.lab.runs.folder import MODEL
-from undertow.lab.runs.loading import first_line, quiet_libraries
+from undertow.lab.evaluation.run import depth_suffix
+from undertow.lab.runs.loading import first_line, is_model, load, quiet_libraries
+from undertow.lab.runs.run import Experiment
 from undertow.lab.tables import table
 from undertow.paths import takes_paths
 from undertow.solvers import Jacobi
@@ -57,14 +56,11 @@ def zero_shot(
         if value is not None and value < 1:
             raise ConfigError(f"{key} is {value}; use 1 or more")
     quiet_libraries()
-    folders = (
-        [run]
-        if (run / "config.json").is_file() or not run.is_dir()
-        else [f / MODEL for f in seed_folders(run)]
-    )
+    runs = [] if is_model(run) else Experiment(run).runs
+    paths = [seed.model_folder for seed in runs] or [run]
     found: dict[str, Scores] = {}
-    for path in folders:
-        model, tokenizer = load_at(path, depth)
+    for path in paths:
+        model, tokenizer = load(str(path), depth)
         if prefill == "jacobi":
             if not recurs_in_time(model):
                 raise ConfigError(
@@ -72,9 +68,9 @@ def zero_shot(
                 )
             set_solver(model, prefill=Jacobi(16, 4))
         scores = zero_shot_scores(model, tokenizer, tasks, folder, limit, batch)
-        name = path.parent.name if path.name == MODEL and len(folders) > 1 else path.name
+        name = path.parent.name if len(runs) > 1 else path.name
         found[name if depth is None else f"{name} at depth {depth}"] = scores
-        if path.name == MODEL:
+        if path.name == "model":
             settings = {
                 "tasks": list(tasks),
                 "limit": limit,
@@ -82,10 +78,7 @@ def zero_shot(
                 "depth": depth,
                 "scores": scores,
             }
-            write_text(
-                path.parent / f"zero_shot{depth_suffix(depth)}.json",
-                json.dumps(settings, indent=1) + "\n",
-            )
+            write_json(path.parent / f"zero_shot{depth_suffix(depth)}.json", settings)
     return zero_shot_table(found)
 
 

@@ -14,6 +14,10 @@ from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError
 from undertow.lab.evaluation.figures import new_axes, save_figure
+from undertow.lab.inspections.inspection import examples, inspection
+from undertow.lab.inspections.looking import of_run
+from undertow.lab.runs.run import Experiment
+from undertow.lab.study.study import runs_in
 from undertow.lab.tables import spread, table
 from undertow.lab.tasks import Example, PadCollator, Split, Task, encode
 
@@ -229,3 +233,35 @@ def choices_figure(
     axes.grid(alpha=0.25)
     axes.legend()
     save_figure(figure, path)
+
+
+@inspection(
+    "choices",
+    "how many possible answers a model rules out, and the accuracy to expect when sampling",
+    examples(256),
+    together=True,
+)
+def inspect_choices(paths: Sequence[Path], examples: int) -> str:
+    """How the models of several runs spread probability over the possible answers: a table like the
+    paper's Table 4.
+
+    One row a run and length, over its seeds. A study's folder stands for its runs. Each seed's
+    folder gets `choices.json`, and each run that was tested by length the figure `choices.png`.
+
+    Raises:
+        CheckpointError: there is no finished run.
+        ConfigError: a task has no fixed choices, or there are no examples.
+    """
+    table_rows = []
+    for run in [run for path in paths for run in runs_in(path)]:
+        by_seed: dict[str, list[Choices]] = {}
+        for seed in Experiment(run).runs:
+            recipe, model, tokenizer = of_run(seed, examples)
+            by_seed[seed.name] = found = measure_choices(
+                model, tokenizer, recipe.task, recipe.evaluation.lengths, examples
+            )
+            seed.write_results("choices.json", found)
+        if recipe.evaluation.lengths:
+            choices_figure(by_seed, run / "choices.png", recipe.name, f"{recipe.task.kind}: length")
+        table_rows.append(Chosen(recipe.name, len(recipe.task.choices()), list(by_seed.values())))
+    return choices_table(table_rows)

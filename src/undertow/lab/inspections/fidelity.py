@@ -14,7 +14,11 @@ import torch
 from undertow.host import set_solver
 from undertow.host.attachment import find_attachment, find_backbone, find_pathway
 from undertow.lab.evaluation.figures import new_figure, save_figure
+from undertow.lab.inspections.inspection import examples, inspection
+from undertow.lab.inspections.looking import first_items, of_run
+from undertow.lab.runs.run import Experiment
 from undertow.lab.tables import table
+from undertow.lab.tasks import PadCollator
 from undertow.solvers import Jacobi, Scan, Sequential, Solver
 
 SETTINGS: dict[str, Solver] = {
@@ -211,3 +215,29 @@ def fidelity_table(found: Sequence[Fidelity]) -> str:
             for one in found
         ],
     )
+
+
+@inspection("fidelity", "each solver's loss and gradient against the exact rollout's", examples(16))
+def inspect_fidelity(run: Path, examples: int) -> str:
+    """How faithful each solver setting is on a run's models and the first held-out examples of its
+    task.
+
+    A table of the worst over the seeds, with the run's own solver; `fidelity.json` beside each
+    seed's model, and a figure `fidelity.png`.
+
+    Raises:
+        CheckpointError: there is no finished run.
+        ConfigError: its model has no recurrence, or there are no examples.
+    """
+    by_seed = {}
+    for seed in Experiment(run).runs:
+        recipe, model, tokenizer = of_run(seed, examples)
+        batch = PadCollator(tokenizer)(first_items(recipe.task, "valid", tokenizer, examples))
+        known = recipe.solver in (Sequential(), *SETTINGS.values())
+        by_seed[seed.name] = found = measure_fidelity(
+            model.train(), batch, SETTINGS if known else {**SETTINGS, "as trained": recipe.solver}
+        )
+        seed.write_results("fidelity.json", found)
+    fidelity_figure(by_seed, run / "fidelity.png", run.name)
+    found = worst(list(by_seed.values()))
+    return f"{fidelity_table(found)}\n\n{recommendation(found)}\n\nFigure: {run / 'fidelity.png'}"

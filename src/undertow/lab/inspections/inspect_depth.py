@@ -4,7 +4,6 @@ tables and figures."""
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from undertow.depth.exits import (
     LearnedGate,
     MinPKL,
 )
-from undertow.files import write_text
+from undertow.files import write_json, write_text
 from undertow.host.attachment import find_attachment, recurs_in_time
 from undertow.lab.evaluation.accuracy import accuracy_by_length
 from undertow.lab.evaluation.depth import at_depth, get_depth
@@ -41,12 +40,14 @@ from undertow.lab.inspections.depth_figures import (
     exits_figure,
     trajectories_figure,
 )
-from undertow.lab.inspections.run import first_items, first_seed
+from undertow.lab.inspections.inspection import examples as examples_option
+from undertow.lab.inspections.inspection import inspection
+from undertow.lab.inspections.looking import first_items, of_run
 from undertow.lab.runs.recipe import Recipe
+from undertow.lab.runs.run import Experiment
 from undertow.lab.tables import percent, table
 from undertow.lab.tasks import PadCollator, real_tokens
 from undertow.models import HuginnForCausalLM
-from undertow.paths import takes_paths
 
 RULES: tuple[ExitRule, ...] = (
     LatentDifference(0.03),
@@ -62,7 +63,7 @@ SHARES, END = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0), 4
 CHOSEN = 3  # tokens whose trajectories are drawn
 
 
-@takes_paths
+@inspection("depth", "what the iterations of a recurrent-depth model do", examples_option(16))
 def inspect_depth(run: Path, examples: int) -> str:
     """Inspect the first seed's model on the first held-out examples of its task; writes `depth/`
     into its folder.
@@ -71,7 +72,8 @@ def inspect_depth(run: Path, examples: int) -> str:
         CheckpointError: there is no finished run.
         ConfigError: its model has no recurrence in depth, or there are no examples.
     """
-    folder, recipe, model, tokenizer = first_seed(run, examples)
+    seed = Experiment(run).runs[0]
+    recipe, model, tokenizer = of_run(seed, examples)
     mean = get_depth(model)
     depths = sorted({max(1, round(share * mean)) for share in SHARES})
     batch = PadCollator(tokenizer)(first_items(recipe.task, "valid", tokenizer, examples))
@@ -82,7 +84,7 @@ def inspect_depth(run: Path, examples: int) -> str:
     results["accuracy_by_depth"] = (
         accuracy_by_depth(model, tokenizer, recipe, depths, examples) if scored else {}
     )
-    output = folder / "depth"
+    output = seed.folder / "depth"
     depth_figure({"held-out loss": results["loss_by_depth"]}, output / "loss.png", "loss", mean)
     if scored:
         depth_figure(
@@ -97,7 +99,7 @@ def inspect_depth(run: Path, examples: int) -> str:
     else:
         found, more = inspect_states(model, tokenizer, batch, mean, output)
         results, text = results | found, f"{text}\n\n{more}"
-    write_text(output / "depth.json", json.dumps(results, indent=1) + "\n")
+    write_json(output / "depth.json", results)
     write_text(output / "depth.md", text + "\n")
     return f"{text}\n\nFigures: {output}"
 

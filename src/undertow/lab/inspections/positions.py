@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from undertow.host.attachment import find_attachment, find_pathway
+from undertow.host.attachment import find_attachment, find_pathway, recurs_in_time
 from undertow.lab.evaluation.accuracy import evaluating
+from undertow.lab.evaluation.figures import lines_figure
+from undertow.lab.inspections.inspection import examples, inspection
+from undertow.lab.inspections.looking import batches_of
+from undertow.lab.runs.run import Experiment
+from undertow.lab.tables import table
 from undertow.lab.tasks import model_inputs, real_tokens
 from undertow.lab.tasks.encode import IGNORED
 from undertow.lab.training.solver_gap import loss_and_states
@@ -67,3 +73,33 @@ def state_norms(model: Any, batches: Sequence[Batch]) -> dict[int, float]:
                 before = totals.get(position, (0.0, 0))
                 totals[position] = before[0] + float(own.sum()), before[1] + len(own)
     return {position: total / count for position, (total, count) in totals.items() if count}
+
+
+@inspection("positions", "loss and state by position", examples(16))
+def inspect_positions(run: Path, examples: int) -> str:
+    """Loss by position and, with a recurrence, the size of the state there, on held-out examples: a
+    figure and a table.
+
+    Raises:
+        CheckpointError: there is no finished run.
+        ConfigError: there are no examples.
+    """
+    model, _, (valid,) = batches_of(Experiment(run), examples, "valid")
+    lines = {"loss": loss_by_position(model, valid)}
+    if recurs_in_time(model):
+        lines["state"] = state_norms(model, valid)
+    for name, line in lines.items():
+        label = "loss (nats)" if name == "loss" else "root mean square of the state"
+        lines_figure(
+            {name: list(line.items())}, run / f"{name}-by-position.png", run.name, "position", label
+        )
+    last = max(lines["loss"])
+    bounds = [0, *(2**n for n in range(last.bit_length()))]
+    rows = []
+    for start, stop in zip(bounds, [*bounds[1:], last + 1], strict=True):
+        cells = []
+        for line in lines.values():
+            own = [value for position, value in line.items() if start <= position < stop]
+            cells.append(f"{sum(own) / len(own):.4f}" if own else "")
+        rows.append([f"{start} to {stop - 1}" if stop - 1 > start else start, *cells])
+    return f"{table(['position', *lines], rows)}\n\nFigures: {run}/*-by-position.png"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,12 @@ from torch import nn
 from undertow.errors import ConfigError
 from undertow.host.support import find_stack
 from undertow.lab.evaluation.accuracy import evaluating
+from undertow.lab.evaluation.figures import lines_figure
+from undertow.lab.inspections.compared import labels
+from undertow.lab.inspections.inspection import BASELINE, examples, inspection
+from undertow.lab.inspections.looking import batches_of
+from undertow.lab.runs.run import Experiment
+from undertow.lab.tables import table
 from undertow.lab.tasks import model_inputs
 from undertow.lab.tasks.encode import IGNORED
 
@@ -150,3 +157,41 @@ def _probe(
             schedule.step()
     with torch.no_grad():
         return float(nn.functional.cross_entropy(probe(held_out), held_out_labels))
+
+
+@inspection("probes", "what each layer knows of the next token", examples(16), BASELINE)
+def inspect_probes(run: Path, baseline: Path | None, examples: int) -> str:
+    """What probes on each layer know of the next token, of a run and, if given, of another: a table
+    and `probes.png`.
+
+    Raises:
+        CheckpointError: there is no finished run.
+        ConfigError: there are no examples, or the other run is one on another task.
+    """
+    paths = [run, *([] if baseline is None else [baseline])]
+    found, tasks = {}, []
+    for name, path in zip(labels([path.name for path in paths], paths), paths, strict=True):
+        model, recipe, (train, valid) = batches_of(Experiment(path), examples, "train", "valid")
+        tasks.append(recipe.task)
+        if recipe.task != tasks[0]:
+            raise ConfigError(
+                f"{path} learned another task than {run}, so their probes do not compare; give a "
+                "run on that"
+            )
+        found[name] = probe_losses(model, train, valid)
+    longest = max(len(losses) for losses in found.values())
+    rows = [
+        [
+            layer,
+            *(f"{losses[layer]:.4f}" if layer < len(losses) else "" for losses in found.values()),
+        ]
+        for layer in range(longest)
+    ]
+    lines = {name: list(enumerate(losses)) for name, losses in found.items()}
+    lines_figure(
+        lines, run / "probes.png", "probes that predict the next token", "layer", "loss (nats)"
+    )
+    return (
+        f"{table(['layer', *(f'{name}: loss' for name in found)], rows)}\n\nFigure: "
+        f"{run / 'probes.png'}"
+    )

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from undertow.depth.loop import check_depth
 from undertow.errors import CheckpointError, ConfigError, UndertowError
 from undertow.lab.runs.recipe import MOST_LAYERS
 from undertow.lab.tasks.tokenizer import ids_of
@@ -21,13 +22,28 @@ from undertow.reading import check_file, is_special, read_json, shown
 ADAPTER = "adapter_config.json"
 
 
-def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
+def load(path: str, depth: int | None = None) -> tuple[Any, PreTrainedTokenizerBase]:
     """A pretrained model in fp32 and its tokenizer, from a folder or a hub name; adapters are
     merged into their base model.
 
+    Args:
+        depth: how many iterations the model then runs; as many as it was trained with if None.
+
     Raises:
         CheckpointError: there is no model there, or it cannot be loaded.
+        ConfigError: the depth is below 1, or the model has no recurrence in depth.
     """
+    if depth is not None:
+        check_depth("depth", depth)  # before a large model is loaded
+        model, tokenizer = load(path)
+        if not loops(model):
+            raise ConfigError(
+                f"depth is {depth}, but {path} has no recurrence in depth; leave depth out"
+            )
+        from undertow.lab.evaluation.depth import set_depth
+
+        set_depth(model, depth)
+        return model, tokenizer
     check_model(Path(path))
     if (Path(path) / ADAPTER).is_file():
         return load_adapter(Path(path))
@@ -57,6 +73,11 @@ def load(path: str) -> tuple[Any, PreTrainedTokenizerBase]:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
     return model, tokenizer
+
+
+def is_model(path: Path) -> bool:
+    """Whether a path names a model itself, and no run: a folder with a config, or a hub name."""
+    return any((path / name).is_file() for name in ("config.json", ADAPTER)) or not path.is_dir()
 
 
 def check_model_folder(folder: Path) -> None:

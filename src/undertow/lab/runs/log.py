@@ -23,18 +23,6 @@ NUMBERS = (
 
 
 @takes_paths
-def diverged(path: Path) -> bool:
-    """Whether the log's run ended because it diverged."""
-    entries = read_log(path)
-    return bool(entries) and entries[-1].get("event") == "diverged"
-
-
-def has_diverged(path: Path) -> bool:
-    """Whether the log's run diverged at any time, whatever became of it."""
-    return any(entry.get("event") == "diverged" for entry in read_log(path))
-
-
-@takes_paths
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The entries of a run's log, oldest first; a last line that was cut short is left out. None
     where there is no log.

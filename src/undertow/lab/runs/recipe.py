@@ -12,7 +12,7 @@ from typing import Any, Literal
 from undertow.config import load_config
 from undertow.errors import ConfigError
 from undertow.lab.runs.depth import DepthSection
-from undertow.lab.tasks import GeneratedTask, Task
+from undertow.lab.tasks import Task
 from undertow.paths import takes_paths
 from undertow.pathways import Recurrence
 from undertow.reading import shown
@@ -193,6 +193,9 @@ class TrainingSection:
     what they find."""
     threads: int | None = None
     """CPU threads of the training process; the machine's default if left out."""
+    report_to: Literal["tensorboard", "wandb", "trackio"] | None = None
+    """Where the log goes besides the run's folder, by the tracker's own package; nowhere if left
+    out."""
 
     def __post_init__(self) -> None:
         at_least(
@@ -320,7 +323,7 @@ class Recipe:
                 "model.pauses and recurrence are two ways to compute more a token; remove one of "
                 "them"
             )
-        if self.evaluation.lengths and not isinstance(self.task, GeneratedTask):
+        if self.evaluation.lengths and not self.task.endless:
             raise ConfigError(
                 f"evaluation.lengths is set, but {self.task.kind} reads a file as it is; remove it"
             )

@@ -56,6 +56,11 @@ class MultiStepArithmetic(PromptedTask):
             )
         check_longest(max_operands=self.max_operands)
 
+    @property
+    def longest(self) -> int:
+        """See `Task.longest`."""
+        return self.max_operands
+
     def draw(self, generator: random.Random, length: int | None) -> Example:
         """Draw one expression; see `GeneratedTask.draw`."""
         operands = (

@@ -7,7 +7,7 @@ import hashlib
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 from transformers import PreTrainedTokenizerBase
@@ -43,6 +43,20 @@ class Task(ABC):
     scores_tokens: ClassVar[bool] = False
     """Whether evaluation also counts the tokens of right answers that are the likeliest ones after
     all before them."""
+    endless: ClassVar[bool] = False
+    """Whether items are generated without end, in any length that is asked for."""
+    windows: ClassVar[bool] = False
+    """Whether items are cut to a number of tokens, so that none is too long."""
+
+    @property
+    def longest(self) -> int | None:
+        """The longest trained length, in the task's own unit; None where there is no such limit."""
+        return None
+
+    @property
+    def writes_chains(self) -> bool:
+        """Whether its answers hold a chain of thought, which `undertow chains` may write anew."""
+        return False
 
     @abstractmethod
     def size(self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None) -> int | None:
@@ -86,6 +100,22 @@ class Task(ABC):
         number = count if size is None else min(count, size)
         return [self.encode(split, index, tokenizer) for index in range(number)], size
 
+    def check(self, split: Split) -> None:
+        """Look at the source of a split, so that what is wrong with it is told before a training.
+
+        Raises:
+            ConfigError, DataError: there is no such file, or it is malformed.
+        """
+        self.size(split)
+
+    def seeded(self, seed: int) -> Task:
+        """The task as it is trained with a seed: one that draws its examples draws others."""
+        return self
+
+    def has_documents(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+        """Whether an item may hold several documents that have nothing to do with each other."""
+        return False
+
     def rough_length(self, split: Split, index: int) -> int:
         """A cheap measure of how long an item is, for batches of similar length: the example's
         characters."""
@@ -113,9 +143,15 @@ class GeneratedTask(Task):
     share no prompt, whatever the seed and however many examples are taken.
     """
 
+    endless: ClassVar[bool] = True
+
     seed: int = 0
     """Seed of the examples. Other seeds draw other examples, but never move a prompt to another
     split."""
+
+    def seeded(self, seed: int) -> GeneratedTask:
+        """See `Task.seeded`."""
+        return replace(self, seed=self.seed + seed)
 
     @abstractmethod
     def draw(self, generator: random.Random, length: int | None) -> Example:

@@ -73,6 +73,11 @@ class GSM8K(RowsTask):
             return Example(paper_prompt(_QUESTION, text), f" {problem.answer}", len(problem.steps))
         return write_problem(problem, self.chain_of_thought, self.calculator_marks)
 
+    @property
+    def writes_chains(self) -> bool:
+        """See `Task.writes_chains`."""
+        return self.chain_of_thought
+
     def row(self, split: Split, index: int) -> dict[str, Any]:
         """The problem of an example as a row of a file that this task reads."""
         problem = self.item(split, index)

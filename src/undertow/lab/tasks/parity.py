@@ -42,6 +42,11 @@ class Parity(PromptedTask):
             )
         check_longest(max_length=self.max_length)
 
+    @property
+    def longest(self) -> int:
+        """See `Task.longest`."""
+        return self.max_length
+
     def draw(self, generator: random.Random, length: int | None) -> Example:
         """Draw one sequence; see `GeneratedTask.draw`."""
         count = generator.randint(self.min_length, self.max_length) if length is None else length

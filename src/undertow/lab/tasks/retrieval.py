@@ -83,6 +83,11 @@ class GroupRetrieval(GeneratedTask):
                 f"{elements} elements of {self.group}; change it."
             )
 
+    @property
+    def longest(self) -> int:
+        """See `Task.longest`."""
+        return self.max_length
+
     def draw(self, generator: random.Random, length: int | None) -> Example:
         """Draw one dictionary and sequence; see `GeneratedTask.draw`."""
         count = generator.randint(self.min_length, self.max_length) if length is None else length

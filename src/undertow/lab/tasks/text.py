@@ -41,6 +41,7 @@ class Text(Task):
 
     kind: ClassVar[str] = "text"
     measured_by: ClassVar[Measure] = "loss"
+    windows: ClassVar[bool] = True
 
     files: tuple[str, ...] = ()
     """Paths of files in UTF-8: plain text, JSON lines (.jsonl) or a JSON list (.json)."""
@@ -126,6 +127,10 @@ class Text(Task):
             )
         return items, None
 
+    def check(self, split: Split) -> None:
+        """See `Task.check`. All splits have one source, which only the tokenizer tells apart."""
+        self._sources()
+
     def left_out(
         self, split: Split, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> Mapping[str, int]:
@@ -138,7 +143,7 @@ class Text(Task):
         return {"there is no text in them": empty} if empty else {}
 
     def has_documents(self, tokenizer: PreTrainedTokenizerBase) -> bool:
-        """Whether any split has several documents, so that windows may hold more than one."""
+        """See `Task.has_documents`: in windows, where any split has several."""
         splits: tuple[Split, ...] = ("train", "valid", "test")
         return any(len(self._tokens(split, tokenizer).starts) > 1 for split in splits)
 

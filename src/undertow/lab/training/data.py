@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,10 +11,9 @@ from torch.utils.data import Subset
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
-from undertow.lab.runs.recipe import TrainingSection
-from undertow.lab.tasks import Task, TaskDataset, Text
-from undertow.lab.tasks.base import GeneratedTask
-from undertow.lab.training.memory import check_order
+from undertow.lab.runs.recipe import Recipe, TrainingSection
+from undertow.lab.tasks import Task, TaskDataset
+from undertow.lab.training.machine import check_order
 
 # Batches among which examples are sorted by length: enough to save padding, few enough to stay well
 # mixed.
@@ -56,10 +54,8 @@ def training_set(
             f"training.epochs is set, but {task.kind} is generated without end; set "
             "training.examples as well"
         )
-    if isinstance(task, GeneratedTask):  # each seed draws examples of its own
-        task = dataclasses.replace(task, seed=task.seed + seed)
     dataset = TaskDataset(
-        task,
+        task.seeded(seed),
         "train",
         tokenizer,
         wanted if endless else count,
@@ -75,7 +71,7 @@ def training_set(
         wanted = -(-section.epochs * len(dataset) // a_step) * a_step
         check_order(wanted)
     lengths = dataset.lengths() if section.bucket_by_length or not endless else []
-    if section.max_tokens is None and not isinstance(task, Text):  # text is cut to windows
+    if section.max_tokens is None and not task.windows:
         dataset.check_lengths(lengths)
     generator = random.Random(seed)
     order: list[int] = []
@@ -88,6 +84,32 @@ def training_set(
     if section.bucket_by_length:
         order = list(bucketed(order, lengths, section.batch, generator))
     return Subset(dataset, order), dataset.skipped
+
+
+def held_out_set(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, context: int | None
+) -> TaskDataset:
+    """The first examples of the valid split, for the loss on them in training.
+
+    Raises:
+        DataError: it has none, which is better known before the training than after it.
+    """
+    task, section = recipe.task, recipe.training
+    size = task.size("valid", tokenizer)
+    count = section.evaluate_examples if size is None else min(section.evaluate_examples, size)
+    examples = TaskDataset(
+        task,
+        "valid",
+        tokenizer,
+        count,
+        max_tokens=most_tokens(section, context),
+        overlong="error" if section.max_tokens is None else "skip",
+    )
+    if len(examples):
+        examples[0]
+    if section.max_tokens is None and size is not None and not task.windows:
+        examples.check_lengths()
+    return examples
 
 
 def most_tokens(section: TrainingSection, context: int | None) -> int | None:

@@ -18,10 +18,9 @@ from undertow.host.support import find_stack
 from undertow.lab.runs.loading import context_of, load_tokenizer
 from undertow.lab.runs.recipe import Recipe
 from undertow.lab.tables import table
-from undertow.lab.tasks.base import GeneratedTask
 from undertow.lab.training.build import count_parameters, outline, tokenizer_for
 from undertow.lab.training.data import most_tokens
-from undertow.lab.training.fit import check_examples, check_model
+from undertow.lab.training.fit import check_examples, check_model, check_test
 from undertow.models import HuginnConfig
 from undertow.solvers import Chunked, Jacobi, Scan, Solver
 
@@ -74,6 +73,7 @@ def dry_run(recipe: Recipe) -> str:
     Raises:
         UndertowError: the recipe asks for what cannot be done, or its data cannot be read.
     """
+    check_test(recipe)
     tokenizer = (
         tokenizer_for(recipe) if recipe.model.path is None else load_tokenizer(recipe.model.path)
     )
@@ -81,7 +81,7 @@ def dry_run(recipe: Recipe) -> str:
     check_examples(recipe)
     check_model(recipe, model, tokenizer)
     found = estimate(recipe, model, tokenizer)
-    known = "without end" if isinstance(recipe.task, GeneratedTask) else "not counted yet"
+    known = "without end" if recipe.task.endless else "not counted yet"
     precision = recipe.training.precision
     solver = f", found by {recipe.solver}" if recurs_in_time(model) else ""
     lines = [

@@ -11,13 +11,41 @@ from transformers import PreTrainedTokenizerBase
 from undertow.errors import ConfigError, DataError
 from undertow.lab.runs.loading import ADAPTER, check_tokens, context_of, load_tokenizer
 from undertow.lab.runs.recipe import Recipe
-from undertow.lab.tasks import Split, TaskDataset, Text
+from undertow.lab.runs.run import Run
+from undertow.lab.tasks import TaskDataset
 from undertow.lab.tasks.encode import encode
 from undertow.lab.training.build import count_parameters, outline, tokenizer_for
-from undertow.lab.training.memory import check_memory
+from undertow.lab.training.machine import check_memory
 
 MOST_GENERATED = 10_000_000
 """The most examples of a task without end that are asked for at a time."""
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Look at a recipe's test split, and at what its model and this machine can hold, before the
+    training.
+
+    Where each seed is trained already there is nothing more to hold.
+
+    Raises:
+        UndertowError: as `check_test` and `check_fit`.
+    """
+    check_test(recipe)
+    if not all(Run.of(recipe, seed).finished for seed in recipe.seeds):
+        check_fit(recipe)
+
+
+def check_test(recipe: Recipe) -> None:
+    """Look at the test split before a training, so that what is wrong with it is not told after it
+    only.
+
+    Raises:
+        ConfigError, DataError: there is no such file, it is malformed, or there is no test example
+            of a length.
+    """
+    recipe.task.check("test")
+    for length in recipe.evaluation.lengths:
+        recipe.task.example("test", 0, length)
 
 
 def check_fit(recipe: Recipe) -> None:
@@ -51,10 +79,10 @@ def check_model(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) 
     if recipe.model.path is not None:
         check_tokens(model, tokenizer, recipe.model.path)
     context = context_of(model)
-    if context is None or isinstance(recipe.task, Text):  # which is cut to windows
-        return
     task = recipe.task
-    longest = getattr(task, "max_length", None) or getattr(task, "max_operands", None)
+    if context is None or task.windows:
+        return
+    longest = task.longest
     if longest is not None and recipe.training.max_tokens is None:
         try:
             tokens = len(encode(task.example("train", 0, longest), tokenizer)["input_ids"])
@@ -86,14 +114,11 @@ def check_examples(recipe: Recipe) -> None:
     Raises:
         ConfigError: evaluation.examples or training.evaluate_examples is too large.
     """
-    if isinstance(recipe.task, Text):
-        return
-    splits: tuple[tuple[str, int, Split], ...] = (
-        ("evaluation.examples", recipe.evaluation.examples, "test"),
-        ("training.evaluate_examples", recipe.training.evaluate_examples, "valid"),
-    )
-    for key, count, split in splits:
-        if count > MOST_GENERATED and recipe.task.size(split) is None:
+    for key, count in (
+        ("evaluation.examples", recipe.evaluation.examples),
+        ("training.evaluate_examples", recipe.training.evaluate_examples),
+    ):
+        if recipe.task.endless and count > MOST_GENERATED:
             raise ConfigError(
                 f"{key} is {count}, and {recipe.task.kind} is generated without end; use "
                 f"{MOST_GENERATED:,} or fewer"

@@ -56,6 +56,13 @@ class RecipeTrainer(FastGates, DepthTraining, GuardedSteps, ProvenCheckpoints, T
         groups = [1 if recipe.recurrence is None else -(-tokens // lag) for tokens in self.padded]
         return {"tokens": statistics.mean(self.padded), "groups": statistics.mean(groups)}
 
+    def examples_of(self, step: int) -> list[int]:
+        """The numbers of the examples, in their split, that a step takes, counted from 1."""
+        count = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
+        order: Any = self.train_dataset
+        positions = order.indices[(step - 1) * count : step * count]
+        return [order.dataset.indices[position] for position in positions]
+
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.section.schedule != "cosine_restarts" or self.lr_scheduler is not None:
             return super().create_scheduler(num_training_steps, optimizer)
@@ -113,5 +120,6 @@ def arguments(
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
-        report_to="none",
+        report_to="none",  # see `tracking`: its callbacks come after those that add to the log
+        run_name=f"{recipe.name}-seed-{seed}",
     )

@@ -1,5 +1,4 @@
-"""How much memory there is, and what certainly does not fit into it: told before it is asked
-for."""
+"""What this machine has, and what certainly does not fit into it: told before it is asked for."""
 
 from __future__ import annotations
 
@@ -60,3 +59,34 @@ def memory() -> int | None:
         soft, _ = resource.getrlimit(resource.RLIMIT_AS)
         found += [] if soft == resource.RLIM_INFINITY else [soft]
     return min(found, default=None)
+
+
+def check_machine(precision: str) -> None:
+    """Refuse what would split each batch over devices and so show the same examples several times,
+    and arithmetic that the machine does not have. CPUs have bf16, if slowly.
+
+    Raises:
+        ConfigError: there are several processes, or several GPUs in sight, or no such arithmetic.
+    """
+    processes, devices = int(os.environ.get("WORLD_SIZE", "1")), torch.cuda.device_count()
+    if processes > 1:
+        raise ConfigError(
+            f"undertow train uses one process, but is one of {processes}; start it alone, or train "
+            "the model with transformers.Trainer, which takes any number"
+        )
+    if devices > 1:
+        raise ConfigError(
+            f"undertow train uses one GPU, but sees {devices}; set CUDA_VISIBLE_DEVICES to one of "
+            "them"
+        )
+    cuda = torch.cuda.is_available()
+    if precision == "tf32" and not (cuda and torch.cuda.get_device_capability() >= (8, 0)):
+        raise ConfigError(
+            "training.precision is tf32, which takes a GPU since Ampere, and there is none; use "
+            "fp32"
+        )
+    if precision == "bf16" and cuda and not torch.cuda.is_bf16_supported():
+        raise ConfigError(
+            f"training.precision is bf16, which {torch.cuda.get_device_name()} does not have; use "
+            "fp32"
+        )
