@@ -176,4 +176,4 @@ def test_logit_rules_refuse_where_no_logits_are_computed() -> None:
 
     state = torch.zeros(1, 1, 4)
     with pytest.raises(ConfigError, match="none are computed"):
-        KLDivergence().watch().done(Evidence(1, state, state, None, torch.zeros(1, 1), None))
+        KLDivergence().decide(Evidence(1, state, state, None, torch.zeros(1, 1), None), {})

@@ -9,7 +9,7 @@ from torch import nn
 
 from undertow.depth import DepthCache, LatentDifference
 from undertow.depth.cache import CACHE
-from undertow.models.huginn import passes
+from undertow.models.huginn import layers
 from undertow.models.huginn.lean import LeanBlock, bind
 
 
@@ -21,7 +21,7 @@ def logits(
     found = []
     with monkeypatch.context() as patch, torch.no_grad():
         if not lean:
-            patch.setattr(passes, "bind", lambda block, hidden: block)
+            patch.setattr(layers, "bind", lambda block, hidden: block)
         for start, stop in ((0, 5), (5, 6), (6, 7), (7, 8)):
             found.append(model(tokens[:, start:stop], **{CACHE: cache}, **inputs).logits)
     return torch.cat(found, dim=1)
@@ -46,7 +46,7 @@ def test_without_bias_and_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     mask[1, :2] = 0
     with torch.no_grad():
         fast = model(tokens, attention_mask=mask, depth=5).logits[mask.bool()]
-        monkeypatch.setattr(passes, "bind", lambda block, hidden: block)
+        monkeypatch.setattr(layers, "bind", lambda block, hidden: block)
         assert torch.allclose(
             fast, model(tokens, attention_mask=mask, depth=5).logits[mask.bool()], atol=2e-5
         )
@@ -55,7 +55,7 @@ def test_without_bias_and_padded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_steps_aside() -> None:
     """Where gradients, another precision, a hook or an adapter want the block itself, it is the
     block that runs."""
-    block, hidden = copy.deepcopy(small().blocks("core_block")[0]), torch.zeros(1, 1, 32)
+    block, hidden = copy.deepcopy(small().transformer["core_block"][0]), torch.zeros(1, 1, 32)
     assert bind(block, hidden) is block
     with torch.no_grad():
         assert isinstance(bind(block, hidden), LeanBlock)

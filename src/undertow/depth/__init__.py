@@ -10,6 +10,7 @@ from undertow.depth.exits import (
     ArgmaxStability,
     Cosine,
     EntropyDifference,
+    Evidence,
     ExitRule,
     KLDivergence,
     LatentDifference,
@@ -17,6 +18,7 @@ from undertow.depth.exits import (
     MinPKL,
     Scripted,
 )
+from undertow.depth.handle import at_depth, depth_handle, depths_of, get_depth, set_depth
 from undertow.depth.loop import Steps
 from undertow.depth.looped import Looped
 from undertow.depth.policy import Anchor, Budget, CachePolicy, Full, Last
@@ -33,6 +35,7 @@ __all__ = [
     "Cosine",
     "DepthCache",
     "EntropyDifference",
+    "Evidence",
     "ExitRule",
     "FixedDepth",
     "Full",
@@ -46,7 +49,12 @@ __all__ = [
     "Scripted",
     "Speculation",
     "Steps",
+    "at_depth",
     "cache_memory",
+    "depth_handle",
+    "depths_of",
     "generate_speculative",
+    "get_depth",
     "ledger_of",
+    "set_depth",
 ]

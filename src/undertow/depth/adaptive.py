@@ -4,35 +4,39 @@ stop computing."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
+from undertow.depth.cache_layers import Cursor
 from undertow.depth.exits import Evidence, ExitRule
+from undertow.depth.handle import DepthHandle
+
+Self = TypeVar("Self", bound="LoopedLayers")
 
 
-class AdaptivePass(Protocol):
-    """One forward's layers with everything but the state bound to them, over the rows that still
-    run."""
+class LoopedLayers(Protocol):
+    """A model's layers in one forward, with everything but the states bound to them.
 
-    positions: torch.Tensor
-    has_gate: bool
+    Attributes:
+        checkpointing: whether each iteration that carries gradient keeps its input only, and is
+            computed again in the backward pass.
+    """
 
-    def keep(self, rows: torch.Tensor) -> None:
-        """Only these rows ``[b]``, numbered as in the whole batch, go on."""
+    @property
+    def checkpointing(self) -> bool: ...
 
-    def iterate(self, state: torch.Tensor, index: int, moving: torch.Tensor | None) -> torch.Tensor:
-        """Iteration `index` of the running rows ``[b, T, D]``; only tokens `moving` ``[b, T]``
-        enter it, all for None."""
+    def prelude(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The embedding e ``[B, T, D]`` of the first layer's input."""
 
-    def logits(
-        self, state: torch.Tensor, index: int, moving: torch.Tensor | None, first: bool
-    ) -> torch.Tensor:
-        """The logits ``[b, T, V]`` of the running rows' states; `first` says that this is the first
-        such call."""
+    def iterate(self, state: torch.Tensor, embedding: torch.Tensor, index: int) -> torch.Tensor:
+        """The state ``[B, T, D]`` after iteration `index`, counted from 0."""
 
-    def gate(self, state: torch.Tensor) -> torch.Tensor:
-        """The exit probability ``[b, T]`` of the states."""
+    def coda(self, state: torch.Tensor) -> torch.Tensor:
+        """The last layer's output ``[B, T, D]`` for the last states."""
+
+    def of_rows(self: Self, rows: torch.Tensor) -> Self:
+        """The same for these rows ``[b]`` of the whole batch alone."""
 
 
 @dataclass
@@ -42,89 +46,107 @@ class Outcome:
     Attributes:
         states: each token's last state ``[B, T, D]``.
         depths: the iterations that it ran ``[B, T]``.
-        logits: its logits ``[B, T, V]`` if the rule looked at them.
+        readout: the coda's output ``[B, T, D]`` and the logits ``[B, T, V]`` of that state; empty
+            if the rule did not look at them.
     """
 
     states: torch.Tensor
     depths: torch.Tensor
-    logits: torch.Tensor | None
+    readout: tuple[torch.Tensor, ...] = ()
 
-    def put(
-        self,
-        rows: torch.Tensor | None,
-        states: torch.Tensor,
-        depths: torch.Tensor,
-        logits: torch.Tensor | None,
-    ) -> None:
-        """Note what is known of these rows ``[b]``, or of all."""
-        if rows is None:
-            self.states, self.depths, self.logits = states, depths, logits
-            return
-        self.states, self.depths = (
-            self.states.index_copy(0, rows, states),
-            self.depths.index_copy(0, rows, depths),
+    def of_rows(self, rows: torch.Tensor) -> Outcome:
+        return Outcome(
+            self.states[rows], self.depths[rows], tuple(each[rows] for each in self.readout)
         )
-        if self.logits is not None and logits is not None:
-            self.logits = self.logits.index_copy(0, rows, logits)
 
-
-def iterate_until_done(
-    forward: AdaptivePass,
-    state: torch.Tensor,
-    rule: ExitRule,
-    limit: int,
-    running: torch.Tensor | None = None,
-) -> Outcome:
-    """Run each token of `state` ``[B, T, D]`` for up to `limit` iterations, until `rule` lets it
-    go.
-
-    A token that is done keeps its state and its keys and values, which the tokens after it go on
-    reading; a row of which all tokens are done is computed no further. Each row gets what it would
-    get alone. `running` ``[B, T]`` leaves out padding.
-    """
-    moving = (
-        torch.ones(state.shape[:2], dtype=torch.bool, device=state.device)
-        if running is None
-        else running.clone()
-    )
-    # Rows of one token each leave as a whole, so that those that run have no token that rests.
-    whole = state.shape[1] == 1 and bool(moving.all())
-    found = Outcome(state, torch.zeros_like(moving, dtype=torch.long), None)
-    depths = found.depths  # of the running rows, as are `state` and `logits`
-    rows: torch.Tensor | None = None  # which ones these are; None for all
-    logits: torch.Tensor | None = None
-    watch, first = rule.watch(), True
-    for index in range(limit):
-        before, going = state, None if whole else moving
-        state = forward.iterate(state, index, going)
-        if not whole:
-            state = torch.where(moving[..., None], state, before)
-        depths = depths + moving
-        if index + 1 < rule.minimum and index + 1 < limit:
-            continue
-        if rule.needs_logits:
-            seen = forward.logits(state, index, going, first)
-            logits = (
-                seen if logits is None or whole else torch.where(moving[..., None], seen, logits)
-            )
-            first = False
-        if index + 1 == limit:
-            break
-        gate = forward.gate if forward.has_gate else None
-        moving = moving & ~watch.done(
-            Evidence(index + 1, before, state, logits, forward.positions, gate)
-        )
-        staying = moving.any(dim=1)
-        if bool(staying.all()):
-            continue
-        found.put(rows, state, depths, logits)
-        kept = staying.nonzero()[:, 0]
-        if not len(kept):
+    def put(self, rows: torch.Tensor, found: Outcome) -> Outcome:
+        """With what was `found` of these rows ``[b]``."""
+        if len(rows) == len(self.states):
             return found
-        rows = kept if rows is None else rows[kept]
-        state, depths, moving = state[kept], depths[kept], moving[kept]
-        logits = None if logits is None else logits[kept]
-        forward.keep(rows)
-        watch.keep(kept)
-    found.put(rows, state, depths, logits)
-    return found
+        mine = self.readout or found.readout
+        return Outcome(
+            self.states.index_copy(0, rows, found.states),
+            self.depths.index_copy(0, rows, found.depths),
+            tuple(a.index_copy(0, rows, b) for a, b in zip(mine, found.readout, strict=True)),
+        )
+
+
+@dataclass
+class ExitLoop:
+    """The loop of one forward with an exit rule.
+
+    Attributes:
+        handle: of the model, for the logits and the exit gate.
+        rule: what lets a token go.
+        limit: the iterations after which every token goes.
+        cursor: where the layers' cache is written.
+    """
+
+    handle: DepthHandle
+    rule: ExitRule
+    limit: int
+    cursor: Cursor
+
+    def run(
+        self,
+        layers: LoopedLayers,
+        state: torch.Tensor,
+        embedding: torch.Tensor,
+        positions: torch.Tensor,
+        real: torch.Tensor | None,
+    ) -> Outcome:
+        """Run each token of `state` ``[B, T, D]`` until the rule lets it go.
+
+        A token that is done keeps its state and its keys and values, which the tokens after it go
+        on reading; a row of which all tokens are done is computed no further. Each row gets what it
+        would get alone. `real` ``[B, T]`` leaves out padding.
+        """
+        shape, device = state.shape[:2], state.device
+        moving = torch.ones(shape, dtype=torch.bool, device=device) if real is None else real
+        # Rows of one token each leave as a whole, so that those that run have no token that rests.
+        whole = shape[1] == 1 and bool(moving.all())
+        rows = torch.arange(shape[0], device=device)  # those that run
+        found = now = Outcome(state, torch.zeros(shape, dtype=torch.long, device=device))
+        running, entering, places = layers, embedding, positions
+        gate = self.handle.gate if self.handle.settings.gate else None
+        memory: dict[str, torch.Tensor] = {}
+        for index in range(self.limit):
+            before, some = now.states, None if whole else moving
+            self.cursor.enter(index, some)
+            state = running.iterate(before, entering, index)
+            state = state if some is None else torch.where(some[..., None], state, before)
+            now = Outcome(state, now.depths + moving, now.readout)
+            last = index + 1 == self.limit
+            if index + 1 < self.rule.minimum and not last:
+                continue
+            if self.rule.needs_logits:
+                now.readout = self.read(running, now, index, some)
+            if last:
+                break
+            logits = now.readout[1] if now.readout else None
+            evidence = Evidence(index + 1, before, state, logits, places, gate)
+            moving = moving & ~self.rule.decide(evidence, memory)
+            staying = moving.any(dim=1)
+            if bool(staying.all()):
+                continue
+            found = found.put(rows, now)
+            kept = staying.nonzero()[:, 0]
+            if not len(kept):
+                return found
+            rows, moving, now = rows[kept], moving[kept], now.of_rows(kept)
+            running, entering, places = layers.of_rows(rows), embedding[rows], positions[rows]
+            memory = {name: tensor[kept] for name, tensor in memory.items()}
+            self.cursor.rows = rows
+        return found.put(rows, now)
+
+    def read(
+        self, layers: LoopedLayers, now: Outcome, index: int, moving: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        """The coda's output and the logits of the states; tokens that do not move keep theirs."""
+        self.cursor.enter(index, moving, first=not now.readout)
+        hidden = layers.coda(now.states)
+        found = hidden, self.handle.logits(hidden)
+        if moving is None or not now.readout:
+            return found
+        pairs = zip(found, now.readout, strict=True)
+        return tuple(torch.where(moving[..., None], new, old) for new, old in pairs)

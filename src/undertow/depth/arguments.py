@@ -6,15 +6,19 @@ from __future__ import annotations
 import difflib
 import functools
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from undertow.depth.exits import EXIT_RULES, ExitRule
+from undertow.depth.loop import Steps
 from undertow.errors import ConfigError
 from undertow.fields import shown
 
+# Called after an iteration with its number and the states ``[B, T, D]`` before and after it.
+Watcher = Callable[[int, torch.Tensor, torch.Tensor], None]
 # What others call them.
 SYNONYMS = {
     "num_steps": "depth",
@@ -30,57 +34,86 @@ OTHERS = frozenset({"batch", "states"})
 ALIKE = 0.75
 
 
-def check_loop_arguments(given: Mapping[str, Any]) -> None:
-    """Refuse values of another type than their argument's, and pairs of which one would be dropped.
-    None asks for nothing.
+@dataclass(frozen=True)
+class LoopArguments:
+    """What one forward in depth is asked for, held to its types; None asks for what the model does
+    by itself.
 
-    `depth` is not looked at: `steps_from` reads it.
+    Attributes:
+        depth: iterations, of which the last `backward` carry gradient, or a pair: without and with.
+        exit_rule: lets each token stop sooner. Without gradients only.
+        warm_start: a continued row's first new token starts from the last token's state.
+        resume: the new tokens have run so many iterations, on this cache, before it was cropped by
+            them: go on there.
+        state_seed: seed of the first states, one or one a row ``[B]``.
+        initial: first states ``[B, T, D]`` instead of noise.
+        watch: called after each iteration with its number and the states before and after.
 
     Raises:
-        ConfigError: a value is of another type, or two arguments cannot go together.
+        ConfigError: a value is of another type, or one of two arguments would be dropped. `depth`
+            is not looked at: `steps_from` reads it.
     """
-    check_exit_rule(given.get("exit_rule"))
-    resume, warm, seed, watch = (
-        given.get(name) for name in ("resume", "warm_start", "state_seed", "watch")
+
+    depth: int | tuple[int, int] | Steps | None = None
+    exit_rule: ExitRule | None = None
+    warm_start: bool = False
+    resume: int = 0
+    state_seed: int | torch.Tensor | None = None
+    initial: torch.Tensor | None = None
+    watch: Watcher | None = None
+
+    def __post_init__(self) -> None:
+        check_exit_rule(self.exit_rule)
+        resume, warm, seed = self.resume, self.warm_start, self.state_seed
+        if not is_whole(resume) or resume < 0:
+            raise ConfigError(
+                f"resume is {shown(resume)}; give the whole number of iterations that the new "
+                "tokens have run"
+            )
+        if type(warm) is not bool:
+            raise ConfigError(f"warm_start is {shown(warm)}; give True or False")
+        whole = (
+            isinstance(seed, torch.Tensor)
+            and not seed.is_floating_point()
+            and seed.dtype != torch.bool
+            and seed.ndim < 2
+        )
+        if seed is not None and not whole and not (is_whole(seed) and abs(int(seed)) < 2**63):
+            raise ConfigError(
+                f"state_seed is {shown(seed)}; give a whole number of 63 bits, or a tensor of one "
+                "a row"
+            )
+        if self.watch is not None and not callable(self.watch):
+            raise ConfigError(
+                f"watch is {shown(self.watch)}; give a function of an iteration's number, the "
+                "state before and after"
+            )
+        initial = self.initial
+        if initial is not None and not isinstance(initial, torch.Tensor):
+            raise ConfigError(
+                f"initial is {shown(initial)}; give a tensor of states [batch, tokens, width]"
+            )
+        starts = {"resume": resume, "warm_start": warm, "initial": initial is not None}
+        several = [name for name, asked in starts.items() if asked]
+        if len(several) > 1:
+            raise ConfigError(
+                f"{' and '.join(several)} each say where the loop starts; give only one of them"
+            )
+        if seed is not None and (resume or initial is not None):
+            raise ConfigError(
+                f"state_seed would not be read beside {several[0]}, which says where the loop "
+                "starts; leave it out"
+            )
+
+
+LOOP_ARGUMENTS = tuple(each.name for each in fields(LoopArguments))
+
+
+def loop_arguments(given: Mapping[str, Any]) -> LoopArguments:
+    """Those of `given` that are for the loop; None asks for nothing."""
+    return LoopArguments(
+        **{name: given[name] for name in LOOP_ARGUMENTS if given.get(name) is not None}
     )
-    if resume is not None and (not is_whole(resume) or resume < 0):
-        raise ConfigError(
-            f"resume is {shown(resume)}; give the whole number of iterations that the new tokens "
-            "have run"
-        )
-    if warm is not None and type(warm) is not bool:
-        raise ConfigError(f"warm_start is {shown(warm)}; give True or False")
-    whole = (
-        isinstance(seed, torch.Tensor)
-        and not seed.is_floating_point()
-        and seed.dtype != torch.bool
-        and seed.ndim < 2
-    )
-    if seed is not None and not whole and not (is_whole(seed) and abs(seed) < 2**63):
-        raise ConfigError(
-            f"state_seed is {shown(seed)}; give a whole number of 63 bits, or a tensor of one a row"
-        )
-    if watch is not None and not callable(watch):
-        raise ConfigError(
-            f"watch is {shown(watch)}; give a function of an iteration's number, the state before "
-            "and after"
-        )
-    initial = given.get("initial")
-    if initial is not None and not isinstance(initial, torch.Tensor):
-        raise ConfigError(
-            f"initial is {shown(initial)}; give a tensor of states [batch, tokens, width]"
-        )
-    starts = {"resume": bool(resume), "warm_start": bool(warm), "initial": initial is not None}
-    several = [name for name, asked in starts.items() if asked]
-    if len(several) > 1:
-        raise ConfigError(
-            f"{' and '.join(several)} each say where the loop starts; give only one of them"
-        )
-    if seed is not None and (bool(resume) or initial is not None):
-        raise ConfigError(
-            f"state_seed would not be read beside {several[0]}, which says where the loop starts; "
-            "leave it out"
-        )
 
 
 def is_whole(value: Any) -> bool:

@@ -1,8 +1,7 @@
 """When a token may stop iterating: exit rules, per token and per row.
 
-A rule is settings; `watch()` makes what remembers one forward's tokens. After each iteration from
-`minimum` on it is shown the evidence and answers which tokens are done. Thresholds are those of
-arXiv 2502.05171's released code unless noted.
+A rule is settings. After each iteration from `minimum` on it is shown the evidence and answers
+which tokens are done. Thresholds are those of arXiv 2502.05171's released code unless noted.
 """
 
 from __future__ import annotations
@@ -41,26 +40,16 @@ class Evidence:
     gate: Callable[[torch.Tensor], torch.Tensor] | None
 
 
-class Watch:
-    """What a rule remembers of a forward; tensors in `memory` have a row for each running row."""
-
-    def __init__(self, decide: Callable[[Evidence, dict[str, torch.Tensor]], torch.Tensor]) -> None:
-        self.decide = decide
-        self.memory: dict[str, torch.Tensor] = {}
-
-    def done(self, evidence: Evidence) -> torch.Tensor:
-        """Which tokens may stop ``[b, T]``."""
-        return self.decide(evidence, self.memory)
-
-    def keep(self, rows: torch.Tensor) -> None:
-        """Only these of the running rows (indices into them) go on."""
-        self.memory = {name: tensor[rows] for name, tensor in self.memory.items()}
-
-
 @family
 @dataclass(frozen=True)
 class ExitRule:
-    """The base of all rules."""
+    """The base of all rules: settings, and `decide`.
+
+    Attributes:
+        needs_logits: whether it looks at `evidence.logits`, for which coda and head run at every
+            iteration that it is shown.
+        needs_gate: whether it looks at `evidence.gate`.
+    """
 
     kind: ClassVar[str] = ""
     needs_logits: ClassVar[bool] = False
@@ -73,10 +62,12 @@ class ExitRule:
         check_fields(self)
         check_depth("minimum", self.minimum)
 
-    def watch(self) -> Watch:
-        return Watch(self.decide)
-
     def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Which tokens may stop after this iteration, ``[b, T]`` of bools.
+
+        `memory` is the rule's own for this forward, empty at its first iteration: tensors by name,
+        with a row for each of the b rows that run.
+        """
         raise NotImplementedError
 
 

@@ -127,6 +127,10 @@ class Looped:
     def picked(self) -> tuple[int, ...]:
         return (*self.prelude, *self.core, *self.coda)
 
+    def first_std(self, width: int) -> float:
+        """Standard deviation of the first states' noise in a model of hidden size `width`."""
+        return math.sqrt(2 / (5 * width)) if self.state_std is None else self.state_std
+
     def check_layers(self, layers: int) -> None:
         """Refuse picks that a model of so many layers has not."""
         if self.picked[-1] >= layers:
@@ -146,7 +150,7 @@ class Loop(nn.Module):
 
     def __init__(self, settings: Looped, width: int) -> None:
         super().__init__()
-        self.settings, self.width = settings, width
+        self.settings = settings
         self.adapter = (
             nn.Linear(2 * width, width, bias=False) if settings.injection == "adapter" else None
         )
@@ -159,11 +163,6 @@ class Loop(nn.Module):
             if self.gate is not None:
                 nn.init.zeros_(self.gate.weight)
                 nn.init.zeros_(self.gate.bias)
-
-    @property
-    def state_std(self) -> float:
-        given = self.settings.state_std
-        return math.sqrt(2 / (5 * self.width)) if given is None else given
 
     def inject(self, state: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
         """What enters the core ``[B, T, D]``."""

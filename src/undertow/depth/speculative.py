@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from undertow.depth.cache import CACHE, DepthCache, rewind
+from undertow.depth.handle import depth_handle
 from undertow.depth.loop import check_depth
 from undertow.errors import ConfigError
 
@@ -79,12 +80,8 @@ def generate_speculative(
     for name, number in (("lookahead", lookahead), ("max_new_tokens", max_new_tokens)):
         if type(number) is not int or number < 1:
             raise ConfigError(f"{name} is {number!r}; use a whole number, 1 or more")
+    depth_handle(model)  # refuses a model that has none
     parameters = inspect.signature(model.forward).parameters
-    if "depth" not in {
-        *parameters,
-        *inspect.signature(model.prepare_inputs_for_generation).parameters,
-    }:
-        raise ConfigError("the model has no recurrence in depth; attach undertow.Looped first")
     ends = model.generation_config.eos_token_id if eos_token_id is None else eos_token_id
     ends = torch.tensor(
         [] if ends is None else ends, dtype=torch.long, device=input_ids.device

@@ -8,15 +8,10 @@ from typing import TypeVar
 from torch import nn
 from transformers import PreTrainedModel
 
+from undertow.depth.forward import DepthReport
 from undertow.depth.looped import Looped
 from undertow.errors import ConfigError
-from undertow.host.attachment import (
-    ATTACHMENT,
-    Attachment,
-    DepthReport,
-    find_attachment,
-    find_backbone,
-)
+from undertow.host.attachment import ATTACHMENT, Attachment, find_attachment, find_backbone
 from undertow.host.given import check_model, check_recurrence, check_solver
 from undertow.host.intercept import InstanceMethod, install, uninstall
 from undertow.host.learning import learn

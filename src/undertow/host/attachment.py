@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from undertow.depth.forward import DepthReport
+from undertow.depth.handle import no_recurrence
 from undertow.depth.looped import Loop, Looped
 from undertow.errors import ConfigError
 from undertow.fields import shown
 from undertow.host.arguments import CallLayout
 from undertow.host.offloading import device_of
 from undertow.host.owners import Owners
-from undertow.host.vocabulary import ExpectedEmbedding
+from undertow.host.vocabulary import ExpectedEmbedding, final_norm
 from undertow.pathways import contract
 from undertow.pathways.base import Pathway, Recurrence
 from undertow.solvers import Auto, Sequential, Solver, SolverMemory, SolverReport
 
 # The name of the submodule.
 ATTACHMENT = "recurrence"
-
-
-@dataclass(frozen=True)
-class DepthReport:
-    """How deep the tokens of a forward went: iterations ``[B, T]``, 0 for padding where an exit
-    rule chose."""
-
-    depths: torch.Tensor
-
-    @property
-    def mean(self) -> float:
-        """Average over the tokens that ran."""
-        ran = self.depths[self.depths > 0]
-        return float(ran.float().mean()) if len(ran) else 0.0
 
 
 class Attachment(nn.Module):
@@ -119,6 +107,14 @@ class Attachment(nn.Module):
         for module in self.modules():
             module._is_hf_initialized = True  # type: ignore[assignment]  # transformers must not initialise it again
 
+    def depth_handle(self) -> HostedDepth:
+        """The recurrence in depth of the attachment that is in use.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return HostedDepth(in_use(self.owners.backbone._modules[ATTACHMENT]))
+
     def _replicate_for_data_parallel(self) -> Any:
         raise ConfigError(
             "nn.DataParallel runs copies of a model whose recurrence would be that of the first; "
@@ -130,6 +126,55 @@ class Attachment(nn.Module):
             self.looped = self.loop = None
         else:
             self.settings = self.pathway = None
+
+
+class HostedDepth:
+    """The handle of a hosted model's recurrence in depth (see `DepthHandle`)."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        if attachment.looped is None or attachment.loop is None:
+            raise no_recurrence()
+        self.attachment, self.settings, self.loop = attachment, attachment.looped, attachment.loop
+
+    @property
+    def stack(self) -> nn.ModuleList:
+        owners = self.attachment.owners
+        found: nn.ModuleList = getattr(owners.backbone, self.attachment.stack_name)
+        return found
+
+    @property
+    def layers(self) -> int:
+        return len(self.stack)
+
+    @property
+    def looped(self) -> list[nn.Module]:
+        layers = list(self.stack)
+        return [self.loop, *(layers[index] for index in self.settings.core)]
+
+    @property
+    def owner(self) -> str:
+        loop, beside = self.settings, self.attachment.settings
+        owner = (
+            f"a loop of layers {loop.prelude}, {loop.core}, {loop.coda} with injection "
+            f"{loop.injection}"
+        )
+        owner += "" if beside is None else f" beside {beside}"
+        return f"{owner} and norm" if loop.norm else owner
+
+    def set_depth(self, depth: int) -> None:
+        self.attachment.looped = self.settings = dataclasses.replace(self.settings, depth=depth)
+
+    def depths(self, output: Any) -> torch.Tensor:
+        report = self.attachment.depth_report
+        assert report is not None
+        return report.depths
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.attachment.decode.logits(hidden)
+
+    def gate(self, state: torch.Tensor) -> torch.Tensor:
+        norm = final_norm(self.attachment.owners) if self.settings.norm else nn.Identity()
+        return self.loop.exit_probability(norm(state))
 
 
 def check_sites(pathway: Pathway, looped: Looped) -> None:

@@ -17,7 +17,7 @@ from undertow.errors import ConfigError
 from undertow.host.arguments import Call, CallLayout, Cutter, Group, Path, replace
 from undertow.host.attachment import Attachment
 from undertow.host.checkpointing import checkpoints, is_reentrant, without_checkpointing
-from undertow.host.looping import HostedLoop, RunLayer
+from undertow.host.looping import HostedLoop
 from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
 from undertow.host.stack import Recording
 from undertow.host.tokens import RowOrder, Rows
@@ -104,8 +104,9 @@ class HostedBlock(RecurrentBlock):
         """The cache of the groups and spans of a sequence from its start; None where the model's
         own cache goes on."""
         if self.past == 0 and self.course.rollout is None:
-            iterations = 1 if self.loop is None else self.loop.steps.total
-            self.course.rollout = RolloutCache(self.depth, self.hidden.shape[1], iterations)
+            iterations = 1 if self.loop is None else self.loop.forward.steps.total
+            cursor = None if self.loop is None else self.loop.cursor
+            self.course.rollout = RolloutCache(self.depth, self.hidden.shape[1], iterations, cursor)
         return self.course.rollout
 
     @cached_property
@@ -224,15 +225,12 @@ class HostedBlock(RecurrentBlock):
         )
         if self.course.unfilled:
             assert self.cache is not None and self.rollout is not None
-            cursor = (
-                None if self.loop is None or self.loop.ledger is None else self.loop.ledger.cursor
-            )
             for index, iteration in self.rollout.filled():
-                if cursor is not None and self.loop is not None:
-                    cursor.iteration = iteration if index in self.loop.core else None
+                if self.loop is not None:
+                    self.loop.cursor.iteration = iteration if index in self.loop.core else None
                 self.cache.update(*self.rollout.contents(index, iteration), index)
-            if cursor is not None:
-                cursor.leave_loop()
+            if self.loop is not None:
+                self.loop.cursor.leave_loop()
 
     # --- how they are carried out; token numbers are the forward's
 
@@ -325,8 +323,8 @@ class HostedBlock(RecurrentBlock):
             cache = self.cache if self.rollout is None else self.rollout
             assert cache is not None
             group = Group(start, stop, cache, hidden.device)
-            if self.loop is not None and self.loop.ledger is not None and self.rollout is None:
-                self.loop.ledger.cursor.start = self.past + start
+            if self.loop is not None and self.rollout is None:
+                self.loop.cursor.start = self.past + start
 
         def run(layer: int, hidden: torch.Tensor) -> torch.Tensor:
             position = layer - pathway.first_layer
@@ -353,21 +351,9 @@ class HostedBlock(RecurrentBlock):
                 hidden = (
                     run(site, hidden)
                     if self.loop is None
-                    else self._looped(self.loop, site, hidden, start, run)
+                    else self.loop.layer(site, hidden, start, run)
                 )
         return hidden, readings
-
-    def _looped(
-        self, loop: HostedLoop, layer: int, hidden: torch.Tensor, start: int, run: RunLayer
-    ) -> torch.Tensor:
-        """The layer above a site or, where the loop begins, all of its iterations."""
-        if layer == loop.core.start:
-            return loop.fixed(hidden, start, run, self.rollout)
-        return (
-            run(layer, hidden)
-            if layer in loop.settings.picked and layer not in loop.core
-            else hidden
-        )
 
     def _cut_layer(self, position: int, hidden: torch.Tensor, group: Group) -> torch.Tensor:
         if self.rollout is not None:

@@ -63,11 +63,11 @@ class Forward:
         cache = cache_of(recording.calls[0], attachment.layouts[0])
         loop = None
         if attachment.loop is not None:
-            loop = HostedLoop(attachment, recording, self.inputs, cache, alone=pathway is None)
+            loop = HostedLoop(attachment, recording, self.inputs, cache)
             cache = loop.cache
         if pathway is None:
             assert loop is not None
-            hidden = loop.through(0, len(recording.layers), hidden)
+            hidden = loop.run(hidden)
             loop.finish()
             return hidden
         past = 0 if cache is None else int(cache.get_seq_length())
@@ -126,8 +126,8 @@ class Forward:
                 raise
         if states is not None:
             states.append(new_states.detach(), rows)
-        if loop is not None and loop.ledger is not None:
-            loop.ledger.cursor.start = past  # a rollout on the cache has moved it on
+        if loop is not None:
+            loop.cursor.start = past  # a rollout on the cache has moved it on
         hidden = layers(pathway.stop_layer, len(recording.layers), hidden)
         if loop is not None:
             loop.finish()

@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
 from transformers.utils import TransformersKwargs
 
-from undertow.depth.arguments import check_loop_arguments, refuse_near
+from undertow.depth.arguments import refuse_near
 from undertow.depth.looped import Looped
 from undertow.errors import ConfigError, DataError
 from undertow.fields import shown
@@ -137,8 +137,7 @@ def check_names(model: nn.Module, given: Mapping[str, Any]) -> None:
 
 
 def check_given(attachment: Attachment, inputs: Mapping[str, Any]) -> None:
-    """Refuse arguments for a recurrence that the model has not, and values of another type than
-    they need.
+    """Refuse arguments for a recurrence that the model has not, and a mask that is none.
 
     Raises:
         ConfigError, DataError: there is one; says which.
@@ -159,7 +158,6 @@ def check_given(attachment: Attachment, inputs: Mapping[str, Any]) -> None:
             f"{of_loop[0]} is given, but the model has no recurrence in depth; attach "
             "undertow.Looped first"
         )
-    check_loop_arguments({name: inputs.get(name) for name in LOOP_ARGUMENTS})
 
 
 def check_mask(mask: Any) -> None:

@@ -18,6 +18,8 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from undertow.depth.cache_layers import Cursor
+
 # Which output of `WriteSlot` a tensor comes from, by which operations, and of which shape but for
 # the tokens.
 Origin = tuple[int, tuple[str, ...], tuple[int, int, int]]
@@ -228,12 +230,14 @@ class RolloutCache(Cache):
     """The cache that the recurrent block's layers see during a rollout of `tokens` tokens from the
     sequence's start.
 
-    Where layers are looped, each of the `iterations` has buffers of its own; `iteration` is the
-    running one.
+    Where layers are looped, each of the `iterations` has buffers of its own; the `cursor` says
+    which is the running one.
     """
 
-    def __init__(self, layers: int, tokens: int, iterations: int = 1) -> None:
-        self.slot, self.count, self.iteration = Slot(tokens), layers, 0
+    def __init__(
+        self, layers: int, tokens: int, iterations: int = 1, cursor: Cursor | None = None
+    ) -> None:
+        self.slot, self.count, self.cursor = Slot(tokens), layers, cursor or Cursor()
         super().__init__(layers=[RolloutLayer(self.slot) for _ in range(layers * iterations)])
 
     def update(
@@ -244,9 +248,8 @@ class RolloutCache(Cache):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        return super().update(
-            key_states, value_states, self.iteration * self.count + layer_idx, *args, **kwargs
-        )
+        place = (self.cursor.iteration or 0) * self.count + layer_idx
+        return super().update(key_states, value_states, place, *args, **kwargs)
 
     @contextmanager
     def group(self, start: int, chain: torch.Tensor | None) -> Iterator[Slot]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from undertow.depth.cache import Ledger, Rows
+from undertow.depth.cache_layers import Ledger, Rows
 from undertow.errors import DataError
 from undertow.host.tokens import Rows as TokenRows
 from undertow.host.tokens import last_real

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from undertow.depth.loop import check_depth
+from undertow.depth.looped import Looped
 from undertow.errors import ConfigError
 
 # Keys of public configs that change what the model computes, and the one value of each that this
@@ -138,6 +140,18 @@ class HuginnConfig(PreTrainedConfig):
             + self.n_layers_in_recurrent_block * self.mean_recurrence
         )
 
+    def loop(self) -> Looped:
+        """What is looped, and how deep."""
+        return _loop(
+            self.n_layers_in_prelude,
+            self.n_layers_in_recurrent_block,
+            self.n_layers_in_coda,
+            depth=self.mean_recurrence,
+            backward=self.mean_backprop_depth,
+            state_std=self.std * self.embedding_scale,
+            state_seed=self.state_seed,
+        )
+
     @property
     def std(self) -> float:
         """Standard deviation of the initial weights, and of the initial state before it is
@@ -148,3 +162,10 @@ class HuginnConfig(PreTrainedConfig):
     def embedding_scale(self) -> float:
         """What embeddings and initial states are multiplied by: √h."""
         return math.sqrt(self.n_embd)
+
+
+@functools.lru_cache(64)  # each forward asks
+def _loop(prelude: int, core: int, coda: int, **settings: Any) -> Looped:
+    layers = tuple(range(prelude + core + coda))
+    first, last = layers[:prelude], layers[prelude + core :]
+    return Looped(first, layers[prelude : prelude + core], last, **settings)

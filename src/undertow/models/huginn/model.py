@@ -3,7 +3,7 @@ depth."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,13 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import find_packed_sequence_indices
 from transformers.utils import TransformersKwargs
 
-from undertow.depth.adaptive import iterate_until_done
-from undertow.depth.arguments import check_loop_arguments, refuse_near
-from undertow.depth.cache import CACHE, DepthCache, Ledger, begin, computing_type, finish
+from undertow.depth.arguments import LOOP_ARGUMENTS, loop_arguments, refuse_near
+from undertow.depth.cache import CACHE, DepthCache
 from undertow.depth.exits import ExitRule
-from undertow.depth.initial import initial_state
-from undertow.depth.loop import Steps, iterate, steps_from
+from undertow.depth.forward import DepthForward
+from undertow.depth.loop import Steps
+from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError, DataError
-from undertow.finite import check_finite
 from undertow.models.huginn.blocks import (
     Attention,
     BranchEnd,
@@ -31,7 +30,7 @@ from undertow.models.huginn.blocks import (
     rotary_table,
 )
 from undertow.models.huginn.config import HuginnConfig
-from undertow.models.huginn.passes import HuginnOutput, HuginnPass, check_exit, kept
+from undertow.models.huginn.layers import HuginnLayers, HuginnOutput, kept
 
 # Arguments that other code gives to a forward and that would be dropped here in silence: the values
 # that ask for nothing, and what to do instead of any other.
@@ -47,7 +46,6 @@ UNREAD: dict[str, tuple[tuple[Any, ...], str]] = {
     "recurrent_mask": ((None,), "leave it out, as there is no recurrence in time"),
     "return_dict": ((None, True), "leave it out and read the output's fields, such as logits"),
 }
-LOOP_ARGUMENTS = ("depth", "exit_rule", "warm_start", "resume", "state_seed", "initial", "watch")
 KNOWN = frozenset({*LOOP_ARGUMENTS, *UNREAD, *TransformersKwargs.__annotations__})
 
 
@@ -128,9 +126,8 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.lm_head = new_embeddings
 
-    def blocks(self, part: str) -> list[SandwichBlock]:
-        """The blocks of the `prelude`, the `core_block` or the `coda`."""
-        return list(self.transformer[part])  # type: ignore[call-overload]
+    def depth_handle(self) -> HuginnDepth:
+        return HuginnDepth(self)
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
         check_names(model_kwargs)
@@ -207,149 +204,69 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
                 beside a cache.
         """
         check_names(kwargs)
-        values = (depth, exit_rule, warm_start, resume, state_seed, initial, watch)
-        check_loop_arguments(dict(zip(LOOP_ARGUMENTS, values, strict=True)))
+        asked = loop_arguments(
+            {
+                "depth": depth,
+                "exit_rule": exit_rule,
+                "warm_start": warm_start,
+                "resume": resume,
+                "state_seed": state_seed,
+                "initial": initial,
+                "watch": watch,
+            }
+        )
         if (input_ids is None) == (inputs_embeds is None):
             raise DataError("give either input_ids or inputs_embeds")
-        steps = steps_from(depth, self.config.mean_recurrence, self.config.mean_backprop_depth)
         embedded = self.transformer["wte"](input_ids) if inputs_embeds is None else inputs_embeds
         batch, tokens = embedded.shape[:2]
         cache = cache if cache is not None else past_key_values
-        given = cache is not None or bool(use_cache)
-        if cache is None and (given or exit_rule is not None):
+        returned = cache is not None or bool(use_cache)
+        if cache is None and returned:
             cache = DepthCache(tokens=tokens)
-        owner = ("Huginn", computing_type(embedded))
-        ledger = (
-            None
-            if cache is None
-            else begin(cache, self.config.n_layers, batch, steps.total, owner=owner)
-        )
-        past, cursor = (0, None) if ledger is None else (ledger.seen, ledger.cursor)
+        past = 0 if cache is None else int(cache.get_seq_length())
+        mask = padding(attention_mask, batch, past + tokens, embedded.device)
         document = None
         if attention_mask is None and position_ids is not None and tokens > 1:
             document = find_packed_sequence_indices(position_ids)
-        if document is not None and given:
+        if document is not None and returned:
             raise DataError(
                 "position_ids start again, as in packed documents, which a cache would mix; set "
                 "use_cache=False"
             )
-        context, positions, real = self.context(
-            attention_mask, position_ids, document, batch, tokens, past, embedded.device, cache
+        learning = torch.is_grad_enabled() and (
+            embedded.requires_grad or any(p.requires_grad for p in self.parameters())
         )
-
-        forward = HuginnPass(
-            self, embedded * self.config.embedding_scale, positions, context, cursor
+        handle = self.depth_handle()
+        forward = DepthForward(handle, asked, embedded, cache, learning, mask, position_ids)
+        context = self.context(forward, document)
+        checkpointing = bool(self.gradient_checkpointing) and cache is None
+        layers = HuginnLayers(self.transformer, context, checkpointing)
+        hidden = forward.run(layers, embedded * self.config.embedding_scale)
+        which = kept(logits_to_keep)
+        logits = (
+            handle.logits(hidden[:, which]) if forward.logits is None else forward.logits[:, which]
         )
-        state = self.first_state(
-            positions, embedded, state_seed, initial, warm_start, resume, ledger
-        )
-
-        logits = None
-        if exit_rule is None:
-            checkpointing = bool(self.gradient_checkpointing) and cache is None
-            state = iterate(
-                forward.iterate,
-                state,
-                steps,
-                start=resume,
-                checkpointing=checkpointing,
-                watch=watch,
-            )
-            depths = torch.full((batch, tokens), steps.total, device=state.device)
-        else:
-            check_exit(exit_rule, forward.embedding, resume)
-            outcome = iterate_until_done(forward, state, exit_rule, steps.total, real)
-            state, depths, logits = outcome.states, outcome.depths, outcome.logits
-        forward.keep_all()
-        check_finite(state, real, past, "give a smaller depth, or lower the learning rate")
-        if logits is None:
-            finished = forward.finish(state)
-            logits = self.head(finished[:, kept(logits_to_keep)])
-        else:
-            logits = logits[:, kept(logits_to_keep)]
-        if cache is not None and ledger is not None:
-            finish(cache, ledger, state, depths)
+        forward.finish()
 
         loss = None
         if labels is not None:
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
-        held: dict[str, Any] = {CACHE: cache} if given else {}
-        return HuginnOutput(loss=loss, logits=logits, states=state, depths=depths, **held)
-
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits ``[B, T, V]`` of the normed output, in fp32."""
-        logits: torch.Tensor = self.lm_head(hidden).float()
-        return logits
-
-    def first_state(
-        self,
-        positions: torch.Tensor,
-        like: torch.Tensor,
-        seed: int | torch.Tensor | None,
-        initial: torch.Tensor | None,
-        warm_start: bool,
-        resume: int,
-        ledger: Ledger | None,
-    ) -> torch.Tensor:
-        """The states ``[B, T, D]`` that the loop starts from."""
-        start = 0 if ledger is None else ledger.seen
-        if resume:
-            if ledger is None or initial is not None:
-                raise ConfigError(
-                    "resume goes on from the states in a cache; give the cache, and no initial "
-                    "states"
-                )
-            return ledger.states(start, start + like.shape[1]).clone()
-        if initial is not None:
-            if initial.shape != like.shape:
-                raise DataError(
-                    f"initial has shape {list(initial.shape)}; the states have {list(like.shape)}"
-                )
-            return initial.to(like.dtype)
-        std = self.config.std * self.config.embedding_scale
-        state = initial_state(
-            positions, like.shape[2], std, self.config.state_seed if seed is None else seed
+        held: dict[str, Any] = {CACHE: cache} if returned else {}
+        return HuginnOutput(
+            loss=loss, logits=logits, states=forward.states, depths=forward.depths, **held
         )
-        state = state.to(like.dtype).expand_as(like)
-        if warm_start and ledger is not None and start:
-            state = torch.cat([ledger.states(start - 1, start), state[:, 1:]], dim=1)
-        return state
 
-    def context(
-        self,
-        mask: torch.Tensor | None,
-        positions: torch.Tensor | None,
-        document: torch.Tensor | None,
-        batch: int,
-        tokens: int,
-        past: int,
-        device: torch.device,
-        cache: Cache | None,
-    ) -> tuple[Context, torch.Tensor, torch.Tensor | None]:
+    def context(self, forward: DepthForward, document: torch.Tensor | None) -> Context:
         """What the layers need of positions, padding and packed documents, which `document` ``[B or
-        1, T]`` numbers; the positions ``[B, T]``; which tokens are real ``[B, T]``."""
-        if mask is not None and (
-            mask.ndim != 2 or mask.shape[1] < past + tokens or mask.shape[0] not in (1, batch)
-        ):
-            raise DataError(
-                f"attention_mask has shape {list(mask.shape)}; it needs [{batch}, "
-                f"{past + tokens}], 0 at padding"
-            )
-        real = None
-        if mask is not None:
-            mask = mask[:, : past + tokens].bool().to(device).expand(batch, -1)
-            mask = None if bool(mask.all()) else mask
-        if positions is None:
-            if mask is None:
-                positions = torch.arange(past, past + tokens, device=device)[None]
-            else:
-                positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
+        1, T]`` numbers."""
+        positions, mask = forward.positions, forward.mask
+        past, tokens = forward.past, forward.tokens
+        device = positions.device
         angles = positions[..., None].float() * rotary_frequencies(self.config, device)
         allowed = None
         if mask is not None:
-            real = mask[:, past:]
             own = torch.arange(past, past + tokens, device=device)
             keys = torch.arange(past + tokens, device=device)
             causal = keys[None] <= own[:, None]
@@ -361,8 +278,62 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
             allowed = torch.ones(tokens, past + tokens, dtype=torch.bool, device=device).tril(past)[
                 None, None
             ]
-        context = Context(torch.complex(angles.cos(), angles.sin())[:, :, None], allowed, cache)
-        return context, positions.expand(batch, -1), real
+        turns = torch.complex(angles.cos(), angles.sin())[:, :, None]
+        return Context(turns, allowed, forward.cache)
+
+
+class HuginnDepth:
+    """The handle of a Huginn model (see `DepthHandle`)."""
+
+    owner = "Huginn"
+
+    def __init__(self, model: HuginnForCausalLM) -> None:
+        self.model = model
+
+    @property
+    def settings(self) -> Looped:
+        return self.model.config.loop()
+
+    @property
+    def layers(self) -> int:
+        return int(self.model.config.n_layers)
+
+    @property
+    def looped(self) -> Sequence[nn.Module]:
+        return self.model.transformer["adapter"], self.model.transformer["core_block"]
+
+    def set_depth(self, depth: int) -> None:
+        self.model.config.mean_recurrence = depth
+
+    def depths(self, output: HuginnOutput) -> torch.Tensor:
+        assert output.depths is not None
+        return output.depths
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """In fp32."""
+        logits: torch.Tensor = self.model.lm_head(self.model.transformer["ln_f"](hidden)).float()
+        return logits
+
+    def gate(self, state: torch.Tensor) -> torch.Tensor:
+        raise ConfigError(
+            "Huginn has no exit gate; use a rule that looks at the state or the logits"
+        )
+
+
+def padding(
+    mask: torch.Tensor | None, batch: int, tokens: int, device: torch.device
+) -> torch.Tensor | None:
+    """Which of all `tokens`, those of the cache included, are real ``[B, tokens]``; None if all
+    are."""
+    if mask is None:
+        return None
+    if mask.ndim != 2 or mask.shape[1] < tokens or mask.shape[0] not in (1, batch):
+        raise DataError(
+            f"attention_mask has shape {list(mask.shape)}; it needs [{batch}, {tokens}], 0 at "
+            "padding"
+        )
+    mask = mask[:, :tokens].bool().to(device).expand(batch, -1)
+    return None if bool(mask.all()) else mask
 
 
 def check_names(given: dict[str, Any]) -> None:
