@@ -37,8 +37,8 @@ from undertow.depth import (
     MinPKL,
 )
 from undertow.depth.cache import CACHE
+from undertow.depth.handle import depths_of, get_depth
 from undertow.depth.speculative import generate_speculative
-from undertow.lab.evaluation.depth import depths_of, get_depth
 from undertow.lab.runs.loading import quiet_libraries
 from undertow.lab.runs.run import Run
 from undertow.lab.tables import table

@@ -12,9 +12,9 @@ from small_huginn import small
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from undertow.cli.main import main
+from undertow.depth.handle import get_depth
 from undertow.host.attachment import find_attachment
 from undertow.lab.evaluation import run as evaluation
-from undertow.lab.evaluation.depth import get_depth
 from undertow.lab.tasks import character_tokenizer
 from undertow.lab.training import train
 

@@ -12,8 +12,8 @@ from small_looped import looped
 from tiny import recipe
 
 from undertow.depth import LatentDifference, Scripted
+from undertow.depth.handle import at_depth, get_depth, set_depth
 from undertow.errors import CheckpointError, ConfigError
-from undertow.lab.evaluation.depth import at_depth, get_depth, set_depth
 from undertow.lab.inspections.depth import (
     behaviours,
     convergence,

@@ -15,8 +15,8 @@ import torch
 from torch.nn import functional as F
 
 from undertow.depth.exits import Evidence, ExitRule
+from undertow.depth.handle import depths_of
 from undertow.errors import ConfigError
-from undertow.lab.evaluation.depth import depths_of
 
 Batch = Mapping[str, torch.Tensor]
 

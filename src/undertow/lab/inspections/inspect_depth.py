@@ -20,10 +20,10 @@ from undertow.depth.exits import (
     LearnedGate,
     MinPKL,
 )
+from undertow.depth.handle import at_depth, depth_handle, get_depth
 from undertow.files import write_json, write_text
-from undertow.host.attachment import find_attachment, recurs_in_time
+from undertow.host.attachment import recurs_in_time
 from undertow.lab.evaluation.accuracy import accuracy_by_length
-from undertow.lab.evaluation.depth import at_depth, get_depth
 from undertow.lab.inspections.depth import (
     behaviours,
     convergence,
@@ -47,7 +47,6 @@ from undertow.lab.runs.recipe import Recipe
 from undertow.lab.runs.run import Experiment
 from undertow.lab.tables import percent, table
 from undertow.lab.tasks import PadCollator, real_tokens
-from undertow.models import HuginnForCausalLM
 
 RULES: tuple[ExitRule, ...] = (
     LatentDifference(0.03),
@@ -110,7 +109,9 @@ def inspect_states(
     """What becomes of each token's state, and when exit rules stop it: measures, tables, and
     figures in `output`."""
     end = END * mean
-    exits = measure_exits(model, batch, rules_for(model), end)
+    settings = depth_handle(model).settings
+    rules = (*RULES, LearnedGate(0.5)) if settings.gate else RULES
+    exits = measure_exits(model, batch, rules, end)
     states = iteration_states(model, batch, end)
     distances = convergence(states)
     kinds = behaviours(states)
@@ -144,24 +145,13 @@ def inspect_states(
         "distance_to_the_end": [float(d[real].mean()) for d in distances],
         # Without noise there is one start only, and nothing to compare.
         "distance_between_starts": path_independence(model, batch, end)
-        if starts_from_noise(model)
+        if settings.injection != "none"
         else None,
         "behaviours": {
             kind: counted.count(kind) / len(counted) for kind in ("fixed point", "orbit", "slider")
         },
     }
     return results, states_report(results, mean, lens, words, tokenizer, exits)
-
-
-def starts_from_noise(model: Any) -> bool:
-    """Whether the first states are drawn."""
-    return isinstance(model, HuginnForCausalLM) or find_attachment(model).looped.injection != "none"  # type: ignore[union-attr]
-
-
-def rules_for(model: Any) -> tuple[ExitRule, ...]:
-    """The rules that the model can be run with."""
-    loop = None if isinstance(model, HuginnForCausalLM) else find_attachment(model).loop
-    return RULES if loop is None or loop.gate is None else (*RULES, LearnedGate(0.5))
 
 
 def accuracy_by_depth(

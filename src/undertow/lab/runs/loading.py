@@ -10,12 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from undertow.depth.handle import recurs_in_depth, set_depth
 from undertow.depth.loop import check_depth
 from undertow.errors import CheckpointError, ConfigError, UndertowError
 from undertow.lab.runs.recipe import MOST_LAYERS
 from undertow.lab.tasks.tokenizer import ids_of
 from undertow.manifest import check_model
-from undertow.models import HuginnForCausalLM
 from undertow.paths import takes_paths
 from undertow.reading import check_file, is_special, read_json, shown
 
@@ -36,12 +36,10 @@ def load(path: str, depth: int | None = None) -> tuple[Any, PreTrainedTokenizerB
     if depth is not None:
         check_depth("depth", depth)  # before a large model is loaded
         model, tokenizer = load(path)
-        if not loops(model):
+        if not recurs_in_depth(model):
             raise ConfigError(
                 f"depth is {depth}, but {path} has no recurrence in depth; leave depth out"
             )
-        from undertow.lab.evaluation.depth import set_depth
-
         set_depth(model, depth)
         return model, tokenizer
     check_model(Path(path))
@@ -211,13 +209,6 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
     return tokenizer
-
-
-def loops(model: Any) -> bool:
-    """Whether the model has a recurrence in depth."""
-    return isinstance(model, HuginnForCausalLM) or any(
-        ".recurrence.loop" in name for name, _ in model.named_modules()
-    )
 
 
 def context_of(model: Any) -> int | None:

@@ -9,17 +9,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
+from undertow.depth.handle import recurs_in_depth
 from undertow.errors import CheckpointError, ConfigError, UndertowError
 from undertow.host import attach, set_solver
 from undertow.host.attachment import has_recurrence, recurs_in_time
-from undertow.lab.runs.loading import (
-    check_model_folder,
-    first_line,
-    load,
-    load_tokenizer,
-    loops,
-    no_such,
-)
+from undertow.lab.runs.loading import check_model_folder, first_line, load, load_tokenizer, no_such
 from undertow.lab.runs.recipe import Recipe
 from undertow.lab.tasks import character_tokenizer
 from undertow.lab.training.adapters import with_adapters
@@ -84,7 +78,7 @@ def equip(model: Any, recipe: Recipe) -> Any:
     """The model with the recipe's recurrence and its adapters."""
     if recipe.depth is not None and recipe.depth.looped is not None:
         attach(model, dataclasses.replace(recipe.depth.looped, depth=recipe.depth.mean))
-    elif recipe.depth is not None and not loops(model):
+    elif recipe.depth is not None and not recurs_in_depth(model):
         raise ConfigError(
             "depth says nothing of what to loop, and the model does not loop; set depth.looped or "
             "depth.shape"

@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
+from undertow.depth.handle import depth_handle
 from undertow.depth.initial import mix, row_seeds
 from undertow.depth.monitors import StateMonitor
 from undertow.depth.objectives import expected_loss, gate_loss
 from undertow.errors import ConfigError
-from undertow.host.attachment import find_attachment, recurs_in_time
-from undertow.host.vocabulary import final_norm
+from undertow.host.attachment import recurs_in_time
 from undertow.lab.runs.depth import DepthSection
 from undertow.lab.tasks.tokenizer import ids_of
 from undertow.models import HuginnConfig, HuginnForCausalLM
@@ -140,9 +140,8 @@ class DepthTraining:
 def gated_loss(model: Any, inputs: dict[str, Any], section: DepthSection) -> torch.Tensor:
     """The objective of a model with an exit gate, from its loss after every iteration (see
     `depth.objectives`)."""
-    attachment = find_attachment(model)
-    loop = attachment.loop
-    if loop is None or loop.gate is None or loop.settings.coda:
+    handle = depth_handle(model)
+    if not handle.settings.gate or handle.settings.coda:
         raise ConfigError(
             f"objective {section.objective} needs a loop with a gate and without a coda, as "
             "Looped.whole has"
@@ -158,19 +157,15 @@ def gated_loss(model: Any, inputs: dict[str, Any], section: DepthSection) -> tor
     steps = inputs["depth"]
     # The gate weighs every iteration, so every one of them carries gradient.
     model(**{**inputs, "labels": None, "depth": (0, steps.total), "watch": collect})
-    norm = final_norm(attachment.owners)
     counted = labels[:, 1:] != -100
     losses, gates = [], []
     for state in states:
-        logits = attachment.decode.logits(state)[:, :-1]
+        logits = handle.logits(state)[:, :-1]
         losses.append(
             F.cross_entropy(logits[counted].float(), labels[:, 1:][counted], reduction="none")
         )
-        gates.append(
-            loop.exit_probability(norm(state.detach() if section.objective == "gate" else state))[
-                :, :-1
-            ][counted]
-        )
+        seen = state.detach() if section.objective == "gate" else state
+        gates.append(handle.gate(seen)[:, :-1][counted])
     if section.objective == "gate":
         return gate_loss(torch.stack(losses), torch.stack(gates))
     return expected_loss(torch.stack(losses), torch.stack(gates), section.entropy)

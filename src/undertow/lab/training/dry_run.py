@@ -4,7 +4,7 @@ data, estimates."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
+from undertow.depth.handle import depth_handle
 from undertow.errors import ConfigError, DataError
-from undertow.host.attachment import find_attachment, find_pathway, recurs_in_time
+from undertow.host.attachment import find_pathway, recurs_in_time
 from undertow.host.support import find_stack
 from undertow.lab.runs.loading import context_of, load_tokenizer
 from undertow.lab.runs.recipe import Recipe
@@ -21,7 +22,6 @@ from undertow.lab.tables import table
 from undertow.lab.training.build import count_parameters, outline, tokenizer_for
 from undertow.lab.training.data import most_tokens
 from undertow.lab.training.fit import check_examples, check_model, check_test
-from undertow.models import HuginnConfig
 from undertow.solvers import Chunked, Jacobi, Scan, Solver
 
 # Sustained rates in TFLOP/s, by training.precision, within reach for models of 100 million
@@ -176,7 +176,8 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
     stored = 2 if section.precision == "bf16" else 4
     depth = config.num_hidden_layers * (1 + (backward_passes - 1) * (block / whole))
     if recipe.depth is not None:
-        depth += (min(recipe.depth.mean, recipe.depth.schedule.backward) - 1) * len(core_of(model))
+        graded = min(recipe.depth.mean, recipe.depth.schedule.backward)
+        depth += (graded - 1) * len(depth_handle(model).settings.core)
     return Estimate(
         parameters=parameters,
         trained=trained,
@@ -238,31 +239,10 @@ def layer_costs(recipe: Recipe, model: Any, tokens: float) -> tuple[float, float
 
 def core_cost(model: Any, costs: Mapping[str, float], attention: float) -> float:
     """Operations a token of one iteration of what a model with recurrence in depth loops."""
-    core = core_of(model)
-    if is_native(model):
-        inside = sum(cost for name, cost in costs.items() if ".core_block." in name)
-    else:
-        stack = find_stack(model)
-        inside = sum(
-            cost
-            for name, cost in costs.items()
-            if "recurrence." in name or layer_of(name, stack) in core
-        )
-    return inside + attention * len(core)
-
-
-def core_of(model: Any) -> Sequence[int]:
-    """The layers that a model with recurrence in depth loops."""
-    if is_native(model):
-        return range(model.config.n_layers_in_recurrent_block)
-    looped = find_attachment(model).looped
-    assert looped is not None
-    return looped.core
-
-
-def is_native(model: Any) -> bool:
-    """Whether it is Huginn, with adapters or without."""
-    return isinstance(model.config, HuginnConfig)
+    handle = depth_handle(model)
+    looped = {each for part in handle.looped for each in part.modules()}
+    inside = sum(cost for name, cost in costs.items() if model.get_submodule(name) in looped)
+    return inside + attention * len(handle.settings.core)
 
 
 def layer_of(name: str, stack: str) -> int | None:
