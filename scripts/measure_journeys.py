@@ -55,7 +55,11 @@ class Journey:
     def see(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         if not code.co_filename.startswith(PACKAGE) or code.co_name in (
-            "<module>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"
+            "<module>",
+            "<listcomp>",
+            "<genexpr>",
+            "<dictcomp>",
+            "<setcomp>",
         ):
             return
         if event == "call":

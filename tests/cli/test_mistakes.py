@@ -277,7 +277,6 @@ def test_demo(refused: Callable[[list[str]], str]) -> None:
     "arguments",
     [
         [],
-        ["trian"],
         ["train"],
         ["eval"],
         ["study"],
