@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Collection
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import active_children, get_context, parent_process
@@ -32,7 +31,7 @@ GOES_ON = (
 )
 
 
-def make(settings: Study, recipes: Iterable[Recipe]) -> None:
+def make(settings: Study, recipes: Collection[Recipe]) -> None:
     """Train and evaluate what is not yet. SIGINT and SIGTERM are passed on to the runs, which save
     a checkpoint each."""
     heard: list[int] = []
@@ -44,48 +43,37 @@ def make(settings: Study, recipes: Iterable[Recipe]) -> None:
                 process.kill()
             raise Interrupted(number, GOES_ON)
 
-    jobs = [
-        (recipe, seed)
-        for seed in settings.seeds
-        for recipe in recipes
-        if not finished(recipe, seed)
-    ]
-    waiting, number = iter(jobs), 0
+    jobs = [(each, seed) for seed in settings.seeds for each in recipes if not finished(each, seed)]
     workers = max(1, min(settings.workers, len(jobs)))
+    begun, ended = 0, 0
+    running: set[Future[Path]] = set()
     with hearing(hear), ProcessPoolExecutor(workers, get_context("spawn"), begin_worker) as pool:
-        # Only as many as go on at a time are handed over: a pool runs what it holds even after a
-        # failure or a signal.
-        running = {
-            pool.submit(train_and_evaluate, *job)
-            for job in itertools.islice(waiting, settings.workers)
-        }
-        while running:
+        while True:
+            # Only as many as go on at a time are handed over: a pool runs what it holds even after
+            # a failure or a signal.
+            while begun < len(jobs) and len(running) < workers and not heard:
+                running.add(pool.submit(train_and_evaluate, *jobs[begun]))
+                begun += 1
+            if not running:
+                break
             done, running = wait(running, timeout=1, return_when=FIRST_COMPLETED)
             for job in done:
                 try:
                     folder = job.result()
                 except Interrupted as error:
                     heard.append(error.number)
-                    continue
                 except BrokenProcessPool as error:
-                    if heard:
-                        continue
-                    raise ConfigError(
-                        "the process of a run was killed, as it is when memory runs out; workers "
-                        f"is {settings.workers}: use fewer, and the same command goes on"
-                    ) from error
-                number += 1
-                print(f"{number}/{len(jobs)} {folder}", file=sys.stderr, flush=True)
-            if heard:
-                for (
-                    process
-                ) in active_children():  # again and again, as one may have been between two runs
-                    process.terminate()
-            else:
-                running |= {
-                    pool.submit(train_and_evaluate, *job)
-                    for job in itertools.islice(waiting, len(done))
-                }
+                    if not heard:
+                        raise ConfigError(
+                            "the process of a run was killed, as it is when memory runs out; "
+                            f"workers is {settings.workers}: use fewer, and the same command goes "
+                            "on"
+                        ) from error
+                else:
+                    ended += 1
+                    print(f"{ended}/{len(jobs)} {folder}", file=sys.stderr, flush=True)
+            for process in active_children() if heard else ():
+                process.terminate()  # again and again, as one may have been between two runs
     if heard:
         raise Interrupted(heard[0], GOES_ON)
 
