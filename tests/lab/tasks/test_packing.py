@@ -2,6 +2,7 @@
 start again."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,8 @@ def test_tokens_are_made_once(tmp_path: Path, task: Text, monkeypatch: pytest.Mo
         assert Counter(t for i in windows(other) for t in i["input_ids"]) == Counter(
             t for i in expected[0] for t in i["input_ids"]
         )
+        moved = shutil.copy(kept.files[0], tmp_path / "elsewhere.jsonl")
+        assert windows(Text((moved,), 32, cache=kept.cache)) == expected[0], "the text is the key"
     jsonl(Path(kept.files[0]), TEXTS[:60])  # a changed text is another one
     assert len(windows(kept)) < len(expected[0])
     assert len(list((tmp_path / "tokens").iterdir())) == 2

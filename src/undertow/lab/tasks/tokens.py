@@ -22,6 +22,7 @@ from undertow.errors import ConfigError, DataError
 from undertow.lab.tasks.documents import Document, Sources, documents
 from undertow.lab.tasks.encode import check_known
 from undertow.lab.tasks.example import Split
+from undertow.manifest import digests
 from undertow.reading import expanded, read_json
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -213,19 +214,15 @@ def _id_type(tokenizer: PreTrainedTokenizerBase) -> type[np.unsignedinteger[Any]
 
 
 def _digest(sources: Sources, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A name for the tokens of these sources by this tokenizer. Of a folder with a data set every
-    file counts."""
+    """A name for the tokens of these texts by this tokenizer, wherever the files lie. Of a folder
+    with a data set every file counts; another data set goes by its name."""
     hub = None if sources.hub is None else expanded(sources.hub.partition(":")[0])
-    inside = (
-        sorted(path for path in hub.rglob("*") if path.is_file())
-        if hub is not None and hub.is_dir()
-        else []
-    )
-    files = [(str(path.resolve()), size, modified) for path, size, modified in sources.files]
-    files += [
-        (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in inside
-    ]
+    inside = [] if hub is None else sorted(path for path in hub.rglob("*") if path.is_file())
+    files = {path: path.suffix for path, *_ in sources.files}
+    files |= {path: str(path.relative_to(str(hub))) for path in inside}
+    texts = list(zip(files.values(), digests(files), strict=True))
     backend = getattr(tokenizer, "backend_tokenizer", None)
     words = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
-    told = json.dumps([files, sources.hub, sources.column, tokenizer.eos_token_id, words])
+    name = None if inside else sources.hub
+    told = json.dumps([texts, name, sources.column, tokenizer.eos_token_id, words])
     return hashlib.blake2b(told.encode(), digest_size=12).hexdigest()
