@@ -83,7 +83,7 @@ def test_recipes_take_it_at_once() -> None:
 def test_saved_folders_take_it_at_once(tmp_path: Path) -> None:
     model, ids = undertow.attach(unhosted("llama"), Mine(0, 1), Patient()), tokens(1, 5)
     model.save_pretrained(tmp_path)
-    with pytest.raises(undertow.CheckpointError, match=r"'mine'.*must be imported first"):
+    with pytest.raises(undertow.CheckpointError, match=r"'mine'.*; import test_registry"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
     register(Mine)
     register(Patient)

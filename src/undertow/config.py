@@ -1,12 +1,13 @@
 """Configuration as frozen dataclasses, read from YAML and the command line.
 
 A configuration class needs no registration: its annotations say what each key may hold, and its
-field documentation becomes the help text (see :mod:`undertow.config_help`). Two class variables add
-to that:
+field documentation becomes the help text (see :mod:`undertow.config_help`). Three names add to
+that:
 
 * ``kind: ClassVar[str]`` tags a class, so that a field of type ``A | B | None`` is read from a
   section whose key ``kind`` says which. ``task: addition`` is short for ``task: {kind: addition}``,
   and ``none`` for null.
+* ``prepare``, a classmethod, is given a section's plain data before any of it is read.
 * ``alternatives: ClassVar[tuple[str, ...]]`` names classmethods that build the object. A section
   that holds such a name as a key calls it with the value, and with the section's other keys as
   keyword arguments.
@@ -45,6 +46,7 @@ from undertow.config_help import (
 )
 from undertow.errors import ConfigError, nearest
 from undertow.files import write_text
+from undertow.plugins import load_installed
 from undertow.reading import MalformedError, is_text, line_of, parse_yaml, read_text, read_yaml
 from undertow.registry import is_family
 from undertow.settings import AsText, is_as_text
@@ -94,6 +96,8 @@ def from_mapping(cls: type[T], mapping: object, where: str = "") -> T:
     """
     if not isinstance(mapping, Mapping):
         raise _error(where, f"expected a mapping of keys to values, got {_shown(mapping)}")
+    if (prepare := getattr(cls, "prepare", None)) is not None:
+        prepare(mapping)
     types, kind, alternatives = field_types(cls), kind_of(cls), alternatives_of(cls)
     values = dict(mapping)
     if kind is not None and values.pop("kind", kind) != kind:
@@ -218,8 +222,11 @@ def _convert_section(hint: Any, value: Any, where: str) -> Any:
     if isinstance(kind, str) and kind in kinds:
         return from_mapping(kinds[kind], value, where)
     if not optional or kind not in (None, "none"):
+        has_family = any(is_family(member) for member in members)
+        if has_family and load_installed():
+            return _convert_section(hint, value, where)
         mend = nearest(kind, kinds)
-        if any(is_family(member) for member in members):
+        if has_family:
             mend += " (one of your own must be imported first, as by plugins: [my_module])"
         raise _error(_join(where, "kind"), f"expected one of {expected}, got {_shown(kind)}{mend}")
     others = [key for key in value if key != "kind"]

@@ -68,3 +68,8 @@ def is_family(cls: object) -> bool:
 def kinds(base: type) -> Mapping[str, Any]:
     """Every registered class of a family by its kind: a view, which later ones join."""
     return MappingProxyType(_families[base])
+
+
+def registered() -> list[type]:
+    """Every registered class, of all families."""
+    return [cls for known in _families.values() for cls in known.values()]

@@ -41,7 +41,9 @@ class Command:
         if self.settings is None:
             return None
         from undertow.config import describe
+        from undertow.plugins import load_installed
 
+        load_installed()
         return OVERRIDES + describe(self.settings())
 
 

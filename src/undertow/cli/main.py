@@ -38,6 +38,7 @@ def parser(chosen: str | None, wants_help: bool = False) -> argparse.ArgumentPar
     for command in COMMANDS.values():
         own = subparsers.add_parser(
             command.name,
+            parents=[plugins()],
             help=command.help,
             description=command.help,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -47,6 +48,19 @@ def parser(chosen: str | None, wants_help: bool = False) -> argparse.ArgumentPar
             command.arguments(own)
             own.epilog = command.settings_help() if wants_help else None
     return main
+
+
+def plugins() -> argparse.ArgumentParser:
+    """The parser of the one option that all commands have."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE_OR_FILE",
+        help="what registers recurrences, solvers, tasks or exit rules of your own; any number",
+    )
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,22 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
     if given and not given[0].startswith("-") and given[0] not in COMMANDS:
         mend = nearest(given[0], COMMANDS) or f"; use one of {', '.join(COMMANDS)}"
-        print(f"undertow: there is no command {given[0]!r}{mend}", file=sys.stderr)
-        return 2
-    wants_help = bool(given) and ("-h" in given or "--help" in given)
-    # argparse would take a setting with a blank in it, such as --model={path: m}, for one more
-    # file.
-    sections = [argument for argument in given if re.match(r"--[\w.]+=[{[]", argument)]
-    rest = [argument for argument in given if argument not in sections]
-    chosen = given[0] if given else None
-    options, others = parser(chosen, wants_help).parse_known_args(rest)
-    overrides = [argument for argument in given if argument in sections or argument in others]
-    command = COMMANDS[options.command]
+        parser(None).error(f"there is no command {given[0]!r}{mend}")
     try:
-        if command.settings is None:
-            refuse_settings(command.name, overrides)
-        with hearing(stop, [signal.SIGTERM]):
-            command.run(options, overrides)
+        dispatch(given)
     except (UndertowError, OSError) as error:  # such as a folder that may not be written
         print(f"undertow: {sentence(error)}", file=sys.stderr)
         return 2
@@ -90,9 +91,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         number, said = (
             (error.number, error.said) if isinstance(error, Interrupted) else (signal.SIGINT, "")
         )
-        print(f"undertow: interrupted; {said or command.interrupted}", file=sys.stderr)
+        said = said or COMMANDS[given[0]].interrupted
+        print(f"undertow: interrupted; {said}", file=sys.stderr)
         return 128 + number
     return 0
+
+
+def dispatch(given: list[str]) -> None:
+    """Run one command."""
+    # argparse would take a setting with a blank in it, such as --model={path: m}, for one more
+    # file.
+    sections = [argument for argument in given if re.match(r"--[\w.]+=[{[]", argument)]
+    rest = [argument for argument in given if argument not in sections]
+    if names := plugins().parse_known_args(rest)[0].plugin:
+        from undertow.plugins import load_plugins
+
+        load_plugins(names)
+    chosen = given[0] if given else None
+    wants_help = "-h" in given or "--help" in given
+    options, others = parser(chosen, wants_help).parse_known_args(rest)
+    overrides = [argument for argument in given if argument in sections or argument in others]
+    command = COMMANDS[options.command]
+    if command.settings is None:
+        refuse_settings(command.name, overrides)
+    with hearing(stop, [signal.SIGTERM]):
+        command.run(options, overrides)
 
 
 def sentence(error: Exception) -> str:

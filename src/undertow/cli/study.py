@@ -17,7 +17,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     from undertow.lab.study.settings import Study
     from undertow.lab.study.study import study
 
-    print(study(load_config(Study, options.study, overrides)))
+    settings = load_config(Study, options.study, overrides)
+    print(study(settings.with_plugins(options.plugin)))
 
 
 def settings() -> type:

@@ -22,7 +22,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     from undertow.lab.runs.recipe import load_recipe
     from undertow.lab.training.dry_run import dry_run
 
-    recipe = load_recipe(options.recipe, overrides)
+    recipe = load_recipe(options.recipe, overrides, options.plugin)
     for text in [dry_run(recipe)] if options.dry_run else carry_out(recipe):
         print(text)
 

@@ -27,7 +27,6 @@ from typing import Any
 from peft import LoraConfig, LoraModel, PeftType
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 
-from undertow.config import to_mapping
 from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError
 from undertow.host.attach import attach, detach
@@ -39,6 +38,7 @@ from undertow.host.attachment import (
     has_recurrence,
 )
 from undertow.host.described import (
+    plain,
     recurrences_from_mappings,
     recurrences_of,
     set_saved_solvers,
@@ -229,8 +229,7 @@ def fit(model: Any, config: RecurrentLoraConfig) -> None:
         find_attachment(model).only_in_adapters = True
         return
     wanted = {
-        "looped" if isinstance(one, Looped) else "recurrence": to_mapping(one)
-        for one in recurrences
+        "looped" if isinstance(one, Looped) else "recurrence": plain(one) for one in recurrences
     }
     found = recurrences_of(find_attachment(model))
     for name in wanted | found:

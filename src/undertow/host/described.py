@@ -7,16 +7,17 @@ from typing import Any
 
 from undertow.config import convert, from_mapping, to_mapping
 from undertow.depth.looped import Looped
-from undertow.errors import ConfigError
+from undertow.errors import CheckpointError, ConfigError
 from undertow.host.attachment import Attachment
 from undertow.pathways import Recurrence
+from undertow.registry import kinds
 from undertow.solvers import Solver
 
 
 def recurrences_of(attachment: Attachment) -> dict[str, dict[str, Any]]:
     """What is attached, as plain data: a `recurrence` in time, a `looped` one in depth, or both."""
     held = {"recurrence": attachment.settings, "looped": attachment.looped}
-    return {name: to_mapping(settings) for name, settings in held.items() if settings is not None}
+    return {name: plain(settings) for name, settings in held.items() if settings is not None}
 
 
 def recurrences_from_mappings(
@@ -31,7 +32,7 @@ def recurrences_from_mappings(
     if looped:
         found.append(from_mapping(Looped, looped, where="looped"))
     if recurrence or not found:
-        found.append(convert(Recurrence, recurrence, "recurrence"))
+        found.append(read(Recurrence, recurrence, "recurrence"))
     return found
 
 
@@ -66,12 +67,12 @@ def solver_to_mapping(solver: Solver) -> dict[str, Any]:
     """A solver as plain data; of one that could not be read back from it, only the name of its
     class."""
     try:
-        mapping = to_mapping(solver)
+        mapping = plain(solver)
         if read_solver(mapping) == solver:
             return mapping
     except (ConfigError, TypeError, ValueError):
         pass
-    return {"kind": type(solver).__name__}
+    return {"kind": type(solver).__name__, "class": defined_at(type(solver))}
 
 
 def read_solver(mapping: dict[str, Any], where: str = "solver") -> Solver:
@@ -80,5 +81,42 @@ def read_solver(mapping: dict[str, Any], where: str = "solver") -> Solver:
     Raises:
         ConfigError: it describes none that is known.
     """
-    solver: Solver = convert(Solver, mapping, where)
+    solver: Solver = read(Solver, mapping, where)
     return solver
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """Settings as plain data; of a class that is not Undertow's, with where it is defined."""
+    cls = type(settings)
+    is_ours = cls.__module__.partition(".")[0] == "undertow"
+    return to_mapping(settings) | ({} if is_ours else {"class": defined_at(cls)})
+
+
+def read(family: type, mapping: dict[str, Any], where: str) -> Any:
+    """Settings of a family from what `plain` gave.
+
+    Raises:
+        CheckpointError: they are of a class of someone's own that is not known here.
+        ConfigError: they are of no known kind, or do not fit it.
+    """
+    settings = dict(mapping)
+    defined = settings.pop("class", None)
+    try:
+        return convert(family, settings, where)
+    except ConfigError as error:
+        kind = settings.get("kind")
+        if not isinstance(defined, str) or kind in kinds(family):
+            raise
+        module, _, name = defined.partition(":")
+        mend = f"import {module}, or name it by --plugin or in plugins,"
+        if module == "__main__":
+            mend = "define and register it, as the program that saved it did,"
+        raise CheckpointError(
+            f"the saved {where} is of kind {kind!r}, whose class {name} is not known here; {mend} "
+            "before loading"
+        ) from error
+
+
+def defined_at(cls: type) -> str:
+    """Where a class is defined, as entry points write it."""
+    return f"{cls.__module__}:{cls.__qualname__}"

@@ -146,6 +146,8 @@ def read_config(config: UndertowConfig) -> tuple[type[PreTrainedModel], list[Rec
                 f"its class {name} is not known; {registering(name, config.base)} before loading"
             )
         recurrences = recurrences_from_mappings(config.recurrence, config.looped)
+    except CheckpointError:
+        raise
     except (KeyError, AttributeError, TypeError, IndexError, ValueError) as error:
         raise not_described(error) from error
     return base_class, recurrences

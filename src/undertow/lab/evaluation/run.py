@@ -166,8 +166,8 @@ def continue_prompt(
     if not 0 <= temperature < math.inf:  # nan is neither
         raise ConfigError(f"temperature is {temperature}; use 0 for greedy answers, or more")
     quiet_libraries()
-    folder = run if is_model(run) else Experiment(run).runs[0].model_folder
-    model, tokenizer = load(str(folder), depth)
+    made = load(str(run), depth) if is_model(run) else Experiment(run).runs[0].load(depth)
+    model, tokenizer = made
     if not encode_prompt(prompt, tokenizer):
         raise DataError("the prompt is empty; give at least one character")
     (answer,) = generate(model, tokenizer, [Example(prompt, "", 0)], 1, temperature, max_new_tokens)

@@ -57,6 +57,8 @@ def zero_shot(
             raise ConfigError(f"{key} is {value}; use 1 or more")
     quiet_libraries()
     runs = [] if is_model(run) else Experiment(run).runs
+    for seed in runs:
+        seed.load_plugins()
     paths = [seed.model_folder for seed in runs] or [run]
     found: dict[str, Scores] = {}
     for path in paths:

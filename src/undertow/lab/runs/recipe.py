@@ -4,17 +4,18 @@ line's help."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from undertow.config import load_config
+from undertow.config import convert, load_config
 from undertow.errors import ConfigError
 from undertow.lab.runs.depth import DepthSection
 from undertow.lab.tasks import Task
 from undertow.paths import takes_paths
 from undertow.pathways import Recurrence
+from undertow.plugins import full_name, load_plugins
 from undertow.reading import shown
 from undertow.solvers import Auto, Solver
 
@@ -295,8 +296,18 @@ class Recipe:
     """Optimisation."""
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     """Evaluation after training, and by `undertow eval`."""
+    plugins: tuple[str, ...] = ()
+    """Modules, or paths of Python files, that register recurrences, solvers or tasks of one's own
+    (docs/write-your-own.md)."""
+
+    @classmethod
+    def prepare(cls, mapping: Mapping[str, Any]) -> None:
+        """Import the plugins, so that what they register can be named."""
+        load_plugins(convert(tuple[str, ...], mapping.get("plugins", ()), "plugins"))
 
     def __post_init__(self) -> None:
+        names = tuple(dict.fromkeys(full_name(name) for name in self.plugins))
+        object.__setattr__(self, "plugins", names)
         check_place(self.name, self.output)
         check_seeds(self.seeds)
         if self.lora is not None and self.model.path is None:
@@ -336,13 +347,16 @@ class Recipe:
 
 
 @takes_paths
-def load_recipe(path: Path, overrides: list[str]) -> Recipe:
-    """Read a recipe from YAML with `--section.key=value` overrides applied.
+def load_recipe(path: Path, overrides: list[str], plugins: Sequence[str] = ()) -> Recipe:
+    """Read a recipe from YAML with `--section.key=value` overrides applied, and with more plugins
+    than it names itself.
 
     Raises:
         ConfigError: a key is unknown, or a value does not fit.
     """
-    return load_config(Recipe, path, overrides)
+    load_plugins(plugins)
+    recipe = load_config(Recipe, path, overrides)
+    return replace(recipe, plugins=(*recipe.plugins, *plugins))
 
 
 def check_place(name: str, output: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from undertow.config import load_config, save_yaml, to_mapping
+from undertow.config import load_config, load_yaml, save_yaml, to_mapping
 from undertow.errors import CheckpointError
 from undertow.files import remove_leftovers, write_json
 from undertow.lab.runs.checkpoints import checkpoints, remove
@@ -22,6 +22,7 @@ from undertow.lab.runs.recipe import Recipe
 from undertow.lab.runs.results import Accuracy, read_accuracies, read_loss
 from undertow.lab.runs.versions import versions
 from undertow.manifest import check_model
+from undertow.plugins import load_plugins
 
 # What may be another after a training has diverged, and still go on from its last good checkpoint.
 REMEDIES = (
@@ -87,8 +88,9 @@ class Run:
 
         Raises:
             CheckpointError: it is damaged.
-            ConfigError: an override is wrong.
+            ConfigError: an override is wrong, or a plugin is not there.
         """
+        self.load_plugins()
         try:
             made_by = load_config(Recipe, self.recipe_file)
         except ValueError as error:  # of a key, of YAML or of its encoding
@@ -106,7 +108,21 @@ class Run:
             CheckpointError: there is no model, or it is damaged.
             ConfigError: the depth is below 1, or the model has no recurrence in depth.
         """
+        self.load_plugins()
         return load(str(self.model_folder), depth)
+
+    def load_plugins(self) -> None:
+        """Import the plugins that its recipe names, none of which may be in its own folder or its
+        experiment's: a folder from elsewhere shall not bring code.
+
+        Raises:
+            ConfigError: one is there, or is missing.
+        """
+        if self.recipe_file.is_file():
+            held = load_yaml(self.recipe_file).get("plugins")
+            names = [str(name) for name in held] if isinstance(held, list) else []
+            folder = self.folder.resolve()
+            load_plugins(names, outside=folder.parent if "seed-" in folder.name else folder)
 
     def log(self) -> list[dict[str, Any]]:
         """The entries of its log, oldest first; see `read_log`."""

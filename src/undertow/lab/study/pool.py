@@ -24,6 +24,7 @@ from undertow.lab.runs.run import Run
 from undertow.lab.signals import hearing, stop
 from undertow.lab.study.settings import Study
 from undertow.lab.training.run import train
+from undertow.plugins import load_plugins
 
 GOES_ON = (
     "finished runs are kept, and the same command goes on with the others from their last "
@@ -99,6 +100,7 @@ def finished(recipe: Recipe, seed: int) -> bool:
 def train_and_evaluate(recipe: Recipe, seed: int) -> Path:
     """Train and evaluate one recipe with one seed; what it prints goes to a file beside its
     folder."""
+    load_plugins(recipe.plugins)
     run = Run.of(recipe, seed)
     quiet_libraries()
     torch.set_num_threads(recipe.training.threads or 1)

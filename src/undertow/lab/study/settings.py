@@ -7,13 +7,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from undertow.config import apply_overrides, from_mapping
 from undertow.errors import ConfigError
 from undertow.lab.runs.recipe import Recipe, check_place, check_seeds
+from undertow.plugins import full_name
 
 MOST_RUNS = 10_000
 
@@ -59,6 +60,11 @@ class Study:
                     raise ConfigError(
                         f"{where}.{key} is set, but a study sets it itself; remove it"
                     )
+
+    def with_plugins(self, names: Sequence[str]) -> Study:
+        """The same study, whose runs have these plugins beside their own."""
+        plugins = [*self.recipe.get("plugins", ()), *map(full_name, names)]
+        return replace(self, recipe=self.recipe | {"plugins": plugins}) if names else self
 
     @property
     def folder(self) -> Path:
