@@ -202,3 +202,21 @@ def test_a_looped_cache_that_was_changed_by_hand_is_refused() -> None:
     caches[2].crop(-2)
     whole = run(model, ids, use_cache=False).logits
     assert difference(feed(model, ids[:, 5:], caches[2]), whole[:, 5:]) < SAME
+
+
+@pytest.mark.parametrize("pathway", ["t2mlr-around", "t2mlr-whole"])
+def test_activation_checkpointing_gives_the_same_gradients(pathway: str) -> None:
+    """A layer below the loop is computed again after iterations have been, and is no part of
+    them."""
+    ids, found = tokens(2, 6), []
+    for checkpointing in (False, True):
+        model = both("llama", pathway).train()
+        undertow.set_solver(model, Sequential())
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model(input_ids=ids, labels=ids, depth=(2, 2)).loss.backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    plain, again = found
+    assert plain.keys() == again.keys()
+    for name, gradient in plain.items():
+        assert torch.allclose(again[name], gradient, rtol=1e-4, atol=1e-6), name

@@ -6,12 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import tokens, unhosted
 from tiny import equal, interrupt, losses, recipe, weights
 
+import undertow
+from undertow.depth import LearnedGate, Steps
+from undertow.depth.monitors import StateMonitor
 from undertow.errors import ConfigError
 from undertow.host.attachment import find_attachment
+from undertow.lab.runs.depth import DepthSection
 from undertow.lab.runs.loading import load
 from undertow.lab.runs.log import read_log
+from undertow.lab.training.depth import gated_loss
 from undertow.lab.training.run import train
 from undertow.models import HuginnForCausalLM
 
@@ -183,3 +189,19 @@ def test_both_axes_train(tmp_path: Path) -> None:
     attachment = find_attachment(model)
     assert attachment.loop is not None and attachment.pathway is not None
     assert all(torch.isfinite(torch.tensor(list(losses(folder).values()))))
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_an_exit_gate_is_trained_on_what_it_sees_when_decoding(norm: bool) -> None:
+    loop = undertow.Looped.whole(4, depth=3, norm=norm)
+    model, text = undertow.attach(unhosted("llama"), loop), tokens(2, 5)
+    seen: list[torch.Tensor] = []
+    gate = find_attachment(model).loop.gate
+    gate.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].detach()))
+    inputs = {"input_ids": text, "labels": text, "depth": Steps(0, 3), "watch": StateMonitor()}
+    gated_loss(model, inputs, DepthSection(looped=loop, objective="loop-lm"))
+    trained = torch.stack(seen[:2])
+    seen.clear()
+    with torch.no_grad():
+        model(input_ids=text, depth=3, exit_rule=LearnedGate(1.0))
+    assert torch.allclose(torch.stack(seen), trained, atol=1e-5)
