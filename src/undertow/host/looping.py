@@ -15,7 +15,7 @@ from undertow.depth.cache import DepthCache, depth_layers
 from undertow.depth.forward import DepthForward, DepthReport
 from undertow.errors import ConfigError, DataError
 from undertow.host.arguments import Call, CallLayout, pick_rows, replace
-from undertow.host.attachment import Attachment
+from undertow.host.attachment import Attachment, HostedDepth
 from undertow.host.checkpointing import checkpoints, without_checkpointing
 from undertow.host.stack import Recording
 from undertow.host.vocabulary import final_norm
@@ -41,7 +41,7 @@ class HostedLoop:
         inputs: dict[str, Any],
         cache: Cache | None,
     ) -> None:
-        handle = attachment.depth_handle()
+        handle = HostedDepth(attachment)
         self.attachment, self.recording = attachment, recording
         self.settings, self.inject = handle.settings, handle.loop.inject
         self.core = range(self.settings.core[0], self.settings.core[-1] + 1)

@@ -27,6 +27,16 @@ SUPPORTED: dict[str, Any] = {
     "injection_type": "linear",
     "test_time_noise": 0,
 }
+# What says which layers are looped, how deep and from where.
+LOOP = (
+    "n_layers_in_prelude",
+    "n_layers_in_recurrent_block",
+    "n_layers_in_coda",
+    "mean_recurrence",
+    "mean_backprop_depth",
+    "state_seed",
+    "n_embd",
+)
 # The least value of each whole number.
 LEAST = {
     "n_embd": 1,
@@ -142,21 +152,14 @@ class HuginnConfig(PreTrainedConfig):
 
     def loop(self) -> Looped:
         """What is looped, and how deep."""
-        return _loop(
-            self.n_layers_in_prelude,
-            self.n_layers_in_recurrent_block,
-            self.n_layers_in_coda,
-            depth=self.mean_recurrence,
-            backward=self.mean_backprop_depth,
-            state_std=self.std * self.embedding_scale,
-            state_seed=self.state_seed,
-        )
+        held = vars(self)  # a config's attributes are slow to read, and each forward asks
+        return _loop(*(held[name] for name in LOOP))
 
     @property
     def std(self) -> float:
         """Standard deviation of the initial weights, and of the initial state before it is
         scaled."""
-        return math.sqrt(2 / (5 * self.n_embd))
+        return initial_std(self.n_embd)
 
     @property
     def embedding_scale(self) -> float:
@@ -164,8 +167,22 @@ class HuginnConfig(PreTrainedConfig):
         return math.sqrt(self.n_embd)
 
 
-@functools.lru_cache(64)  # each forward asks
-def _loop(prelude: int, core: int, coda: int, **settings: Any) -> Looped:
+@functools.lru_cache(64)
+def _loop(
+    prelude: int, core: int, coda: int, depth: int, backward: int, seed: int, width: int
+) -> Looped:
     layers = tuple(range(prelude + core + coda))
-    first, last = layers[:prelude], layers[prelude + core :]
-    return Looped(first, layers[prelude : prelude + core], last, **settings)
+    return Looped(
+        layers[:prelude],
+        layers[prelude : prelude + core],
+        layers[prelude + core :],
+        depth=depth,
+        backward=backward,
+        state_std=initial_std(width) * math.sqrt(width),
+        state_seed=seed,
+    )
+
+
+def initial_std(width: int) -> float:
+    """Standard deviation of the initial weights, and of the first states before they are scaled."""
+    return math.sqrt(2 / (5 * width))

@@ -18,7 +18,6 @@ from undertow.depth.cache import CACHE, DepthCache
 from undertow.depth.exits import ExitRule
 from undertow.depth.forward import DepthForward
 from undertow.depth.loop import Steps
-from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.models.huginn.blocks import (
     Attention,
@@ -288,11 +287,7 @@ class HuginnDepth:
     owner = "Huginn"
 
     def __init__(self, model: HuginnForCausalLM) -> None:
-        self.model = model
-
-    @property
-    def settings(self) -> Looped:
-        return self.model.config.loop()
+        self.model, self.settings = model, model.config.loop()
 
     @property
     def layers(self) -> int:
@@ -304,6 +299,7 @@ class HuginnDepth:
 
     def set_depth(self, depth: int) -> None:
         self.model.config.mean_recurrence = depth
+        self.settings = self.model.config.loop()
 
     def depths(self, output: HuginnOutput) -> torch.Tensor:
         assert output.depths is not None
