@@ -73,7 +73,8 @@ def test_further_settings_are_the_architectures_own(tmp_path: Path) -> None:
     for settings, expected in (
         (
             {"no_rope_layer": [0, 0]},
-            "holds no_rope_layer, which smollm3 has not; did you mean 'no_rope_layers'?",
+            "holds no_rope_layer, but smollm3 has no setting of that name; did you mean "
+            "'no_rope_layers'?",
         ),
         ({"hidden_size": 8}, "holds hidden_size, which is model.width here; set that"),
         (

@@ -19,7 +19,7 @@ from undertow.lab.runs.results import Accuracy, Loss, accuracy_table, loss_table
 from undertow.lab.runs.run import Experiment, Run
 from undertow.lab.tasks import Example, encode_prompt
 from undertow.lab.training.data import most_tokens
-from undertow.lab.training.fit import check_examples, check_recipe
+from undertow.lab.training.fit import check_data, check_fit
 from undertow.lab.training.run import train
 from undertow.paths import takes_paths
 
@@ -32,7 +32,7 @@ def carry_out(recipe: Recipe) -> Iterator[str]:
         UndertowError: the recipe asks for what cannot be done, told before any training if that can
             be known.
     """
-    check_recipe(recipe)
+    check_fit(recipe)
     for seed in recipe.seeds:
         folder = train(recipe, seed)
         yield str(folder)
@@ -51,7 +51,7 @@ def evaluate(run: Path, overrides: list[str], depth: int | None = None) -> str:
     seeds = Experiment(run).runs
     recipes = [seed.recipe(overrides) for seed in seeds]
     recipe = recipes[-1]
-    check_examples(recipe)
+    check_data(recipe)
     suffixes = [
         suffix_of(seed.recipe(), recipe, depth) for seed, recipe in zip(seeds, recipes, strict=True)
     ]

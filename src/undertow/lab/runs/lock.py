@@ -80,8 +80,11 @@ def acquire(path: Path) -> int | None:
                 os.close(number)
                 return None
             if path.exists() and os.path.samestat(os.fstat(number), path.stat()):
+                since = datetime.now().astimezone().isoformat()
+                about = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
                 with suppress(OSError):  # a full disk: the lock holds all the same
-                    write_holder(number)
+                    os.ftruncate(number, 0)
+                    os.write(number, json.dumps(about).encode())
                 return number
         except OSError as error:
             os.close(number)
@@ -89,17 +92,6 @@ def acquire(path: Path) -> int | None:
                 f"cannot lock {path}: {error}; put the run's folder on a file system that has locks"
             ) from error
         os.close(number)  # its holder removed it in the meantime
-
-
-def write_holder(number: int) -> None:
-    """Write down in an open file that this process holds it."""
-    about = {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "since": datetime.now().astimezone().isoformat(),
-    }
-    os.ftruncate(number, 0)
-    os.write(number, json.dumps(about).encode())
 
 
 def lock(number: int) -> bool:

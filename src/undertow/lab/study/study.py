@@ -22,7 +22,7 @@ from undertow.lab.runs.versions import versions
 from undertow.lab.study.findings import finding, findings_table
 from undertow.lab.study.pool import make
 from undertow.lab.study.settings import Study
-from undertow.lab.training.fit import check_recipe
+from undertow.lab.training.fit import check_fit
 from undertow.paths import takes_paths
 
 SUMMARY = "summary.json"
@@ -40,7 +40,7 @@ def study(settings: Study) -> str:
     """
     recipes = settings.recipes()
     for recipe in recipes.values():
-        check_recipe(recipe)
+        check_fit(recipe)
     with locked(settings.folder):
         make(settings, recipes.values())
         return summary(settings, recipes)

@@ -49,12 +49,27 @@ class TaskDataset(Dataset[dict[str, list[int]]]):
                 f"overlong is {overlong!r}, but must be 'error' or 'skip'; choose one of them."
             )
         self.task, self.split, self.tokenizer, self.max_tokens = task, split, tokenizer, max_tokens
-        self.indices: Sequence[int] = _indices(task, split, tokenizer, count, start)
+        size = task.size(split, tokenizer)
+        stop = size if count is None else start + count
+        if stop is None:
+            raise ConfigError(
+                f"count is missing, but {task.kind} is generated without end; say how many "
+                "examples to take."
+            )
+        if start < 0 or stop < start or (size is not None and stop > size):
+            held = "has no end" if size is None else f"holds {size}"
+            raise ConfigError(
+                f"start is {start} and count is {count}, but the {split} split of {task.kind} "
+                f"{held}; choose examples inside it."
+            )
+        self.indices: Sequence[int] = range(start, stop)
         self.skipped = 0
         if overlong == "skip" and max_tokens is not None:
             asked = len(self.indices)
             self.indices = [
-                i for i in self.indices if len(self._encode(i)["input_ids"]) <= max_tokens
+                i
+                for i in self.indices
+                if len(task.encode(split, i, tokenizer)["input_ids"]) <= max_tokens
             ]
             self.skipped = asked - len(self.indices)
 
@@ -63,7 +78,7 @@ class TaskDataset(Dataset[dict[str, list[int]]]):
 
     def __getitem__(self, position: int) -> dict[str, list[int]]:
         index = self.indices[position]
-        item = self._encode(index)
+        item = self.task.encode(self.split, index, self.tokenizer)
         tokens = len(item["input_ids"])
         if self.max_tokens is not None and tokens > self.max_tokens:
             raise DataError(
@@ -95,9 +110,6 @@ class TaskDataset(Dataset[dict[str, list[int]]]):
         """Return a cheap measure of every item's length, for length bucketing; see
         `Task.rough_length`."""
         return [self.task.rough_length(self.split, index) for index in self.indices]
-
-    def _encode(self, index: int) -> dict[str, list[int]]:
-        return self.task.encode(self.split, index, self.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -171,23 +183,3 @@ def real_tokens(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if "attention_mask" in batch:
         return batch["attention_mask"].bool()
     return batch["position_ids"].flip(1).cumsum(1).flip(1) > 0
-
-
-def _indices(
-    task: Task, split: Split, tokenizer: PreTrainedTokenizerBase, count: int | None, start: int
-) -> range:
-    size = task.size(split, tokenizer)
-    if count is None and size is None:
-        raise ConfigError(
-            f"count is missing, but {task.kind} is generated without end; say how many examples to "
-            "take."
-        )
-    stop = size if count is None else start + count
-    assert stop is not None
-    if start < 0 or stop < start or (size is not None and stop > size):
-        held = "has no end" if size is None else f"holds {size}"
-        raise ConfigError(
-            f"start is {start} and count is {count}, but the {split} split of {task.kind} {held}; "
-            "choose examples inside it."
-        )
-    return range(start, stop)

@@ -21,7 +21,7 @@ from undertow.lab.runs.recipe import Recipe
 from undertow.lab.tables import table
 from undertow.lab.training.build import count_parameters, outline, tokenizer_for
 from undertow.lab.training.data import most_tokens
-from undertow.lab.training.fit import check_examples, check_model, check_test
+from undertow.lab.training.fit import check_data, check_model
 from undertow.solvers import Chunked, Jacobi, Scan, Solver
 
 # Sustained rates in TFLOP/s, by training.precision, within reach for models of 100 million
@@ -73,12 +73,11 @@ def dry_run(recipe: Recipe) -> str:
     Raises:
         UndertowError: the recipe asks for what cannot be done, or its data cannot be read.
     """
-    check_test(recipe)
+    check_data(recipe)
     tokenizer = (
         tokenizer_for(recipe) if recipe.model.path is None else load_tokenizer(recipe.model.path)
     )
     model = outline(recipe)
-    check_examples(recipe)
     check_model(recipe, model, tokenizer)
     found = estimate(recipe, model, tokenizer)
     known = "without end" if recipe.task.endless else "not counted yet"

@@ -21,47 +21,21 @@ MOST_GENERATED = 10_000_000
 """The most examples of a task without end that are asked for at a time."""
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """Look at a recipe's test split, and at what its model and this machine can hold, before the
-    training.
-
-    Where each seed is trained already there is nothing more to hold.
-
-    Raises:
-        UndertowError: as `check_test` and `check_fit`.
-    """
-    check_test(recipe)
-    if not all(Run.of(recipe, seed).finished for seed in recipe.seeds):
-        check_fit(recipe)
-
-
-def check_test(recipe: Recipe) -> None:
-    """Look at the test split before a training, so that what is wrong with it is not told after it
-    only.
-
-    Raises:
-        ConfigError, DataError: there is no such file, it is malformed, or there is no test example
-            of a length.
-    """
-    recipe.task.check("test")
-    for length in recipe.evaluation.lengths:
-        recipe.task.example("test", 0, length)
-
-
 def check_fit(recipe: Recipe) -> None:
-    """Make sure that a recipe can be trained and evaluated here, by an outline of its model.
+    """Make sure that a recipe can be trained and evaluated here, by a look at its data and an
+    outline of its model. Where each seed is trained already, the data alone counts.
 
     Raises:
         CheckpointError: the tokenizer gives ids that the pretrained model has no embedding for.
         ConfigError: the model takes more memory than there is, or more is asked for than can be
             looked at.
-        DataError: an example is longer than the model reads.
+        DataError: the test split is malformed, or an example is longer than the model reads.
     """
-    check_examples(recipe)
+    check_data(recipe)
     path = recipe.model.path
-    if (
-        path is not None and (Path(path) / ADAPTER).is_file()
-    ):  # its base model is known when it is loaded
+    adapter = path is not None and (Path(path) / ADAPTER).is_file()
+    # What an adapter's base model is, is known when it is loaded.
+    if adapter or all(Run.of(recipe, seed).finished for seed in recipe.seeds):
         return
     model = outline(recipe)
     tokenizer = tokenizer_for(recipe) if path is None else load_tokenizer(path)
@@ -108,11 +82,14 @@ def check_model(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) 
         TaskDataset(task, "test", tokenizer, count, max_tokens=context).check_lengths()
 
 
-def check_examples(recipe: Recipe) -> None:
-    """Refuse more examples of a task without end than can be drawn.
+def check_data(recipe: Recipe) -> None:
+    """Refuse more examples of a task without end than can be drawn, and look at the test split, so
+    that what is wrong with it is not told after a training only.
 
     Raises:
         ConfigError: evaluation.examples or training.evaluate_examples is too large.
+        ConfigError, DataError: there is no such file, it is malformed, or there is no test example
+            of a length.
     """
     for key, count in (
         ("evaluation.examples", recipe.evaluation.examples),
@@ -123,3 +100,6 @@ def check_examples(recipe: Recipe) -> None:
                 f"{key} is {count}, and {recipe.task.kind} is generated without end; use "
                 f"{MOST_GENERATED:,} or fewer"
             )
+    recipe.task.check("test")
+    for length in recipe.evaluation.lengths:
+        recipe.task.example("test", 0, length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ NAMES = {
     "key_value_heads": ("num_key_value_heads",),
     "feed_forward": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "initializer_range": ("initializer_range", "init_std"),
+    "head_width": ("head_dim",),
 }
 
 
@@ -50,10 +52,16 @@ def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> A
             f"model.architecture {section.architecture!r} is no causal language model that "
             f"transformers knows{nearest(section.architecture, known)}"
         )
+    needed = ids_of(tokenizer)
+    if section.vocabulary is not None and section.vocabulary < needed:
+        raise ConfigError(
+            f"model.vocabulary is {section.vocabulary}, but the tokenizer has {needed} tokens; "
+            "raise it"
+        )
     config_class = CONFIG_MAPPING[section.architecture]
     try:
         settings = {
-            "vocab_size": vocabulary(section, tokenizer),
+            "vocab_size": section.vocabulary or needed,
             "hidden_size": section.width,
             "num_hidden_layers": section.layers,
             "num_attention_heads": section.heads,
@@ -62,8 +70,7 @@ def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> A
             "bos_token_id": None,
             "eos_token_id": tokenizer.eos_token_id,
             "tie_word_embeddings": section.tied,
-            **differently_named(section, config_class),
-            **further(section, config_class),
+            **own_settings(section, config_class),
         }
         model = AutoModelForCausalLM.from_config(config_class(**settings))
         torch.nn.init.normal_(model.get_input_embeddings().weight, std=section.embedding_range)
@@ -82,70 +89,41 @@ def from_scratch(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> A
     return model
 
 
-def vocabulary(section: ModelSection, tokenizer: PreTrainedTokenizerBase) -> int:
-    needed = ids_of(tokenizer)
-    if section.vocabulary is not None and section.vocabulary < needed:
-        raise ConfigError(
-            f"model.vocabulary is {section.vocabulary}, but the tokenizer has {needed} tokens; "
-            "raise it"
-        )
-    return section.vocabulary or needed
-
-
-def differently_named(
-    section: ModelSection, config_class: type[PreTrainedConfig]
-) -> dict[str, Any]:
-    """The settings that not every architecture has, under the names that it gives them.
+def own_settings(section: ModelSection, config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+    """The settings that not every architecture has, under the names that it gives them, and the
+    section's further ones, which are by those names already.
 
     Raises:
-        ConfigError: the section sets one that the architecture has not.
+        ConfigError: the section sets one that the architecture does not have, or has a key for it.
     """
+    example = config_class()
+    known = [name for name in example.to_dict() if not name.startswith("_")]
+    made_of_others = {n for n, value in inspect.getmembers(config_class) if type(value) is property}
     defaults = {
         "key_value_heads": section.heads,
         "feed_forward": -(-8 * section.width // 24) * 8,
         "initializer_range": section.width**-0.5,
+        "head_width": section.width // section.heads,
     }
-    example = config_class()
     found: dict[str, Any] = {}
     for key, names in NAMES.items():
-        known = [name for name in names if hasattr(example, name)]
+        own = [name for name in names if hasattr(example, name) and name not in made_of_others]
         value = getattr(section, key)
-        if value is not None and not known:
+        if value is not None and not own:
             raise ConfigError(
                 f"model.{key} is set, but {section.architecture} has no such setting; remove it"
             )
-        found |= {name: defaults[key] if value is None else value for name in known}
-    if hasattr(example, "head_dim") and not isinstance(
-        getattr(config_class, "head_dim", None), property
-    ):
-        found["head_dim"] = section.head_width or section.width // section.heads
-    elif section.head_width is not None:
-        raise ConfigError(
-            f"model.head_width is set, but {section.architecture} has no such setting; remove it"
-        )
-    return found
-
-
-def further(section: ModelSection, config_class: type[PreTrainedConfig]) -> dict[str, Any]:
-    """The section's settings by the architecture's own names.
-
-    Raises:
-        ConfigError: the architecture has no such setting, or the section has a key for it.
-    """
-    keys = {name: key for key, names in NAMES.items() for name in names} | {
-        "head_dim": "head_width",
-        **KEYS,
-    }
-    known = [name for name in config_class().to_dict() if not name.startswith("_")]
-    for name in section.settings:
+        found |= {name: defaults[key] if value is None else value for name in own}
+    keys = {name: key for key, names in NAMES.items() for name in names} | KEYS
+    for name, value in section.settings.items():
         if name in keys:
             raise ConfigError(
                 f"model.settings holds {name}, which is model.{keys[name]} here; set that"
             )
-        check_counts({name: section.settings[name]}, "model.settings")
+        check_counts({name: value}, "model.settings")
         if name not in known:
             raise ConfigError(
-                f"model.settings holds {name}, which {section.architecture} has "
-                f"not{nearest(name, known)}"
+                f"model.settings holds {name}, but {section.architecture} has no setting "
+                f"of that name{nearest(name, known)}"
             )
-    return section.settings
+    return found | section.settings

@@ -38,14 +38,10 @@ class RecipeTrainer(FastGates, DepthTraining, GuardedSteps, ProvenCheckpoints, T
         self.check_start()
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if model.training:
+            self.padded.append(inputs["input_ids"].shape[1])
         # With a cache, transformers does not tell packed documents apart.
         return super().compute_loss(model, {**inputs, "use_cache": False}, *args, **kwargs)
-
-    def training_step(
-        self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        self.padded.append(inputs["input_ids"].shape[1])
-        return super().training_step(model, inputs, *args, **kwargs)
 
     def lengths(self, recipe: Recipe) -> dict[str, float]:
         """The mean number of tokens of a batch, padding included, and of groups that an exact
