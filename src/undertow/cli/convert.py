@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from undertow.cli.command import Command
-from undertow.errors import CheckpointError, ConfigError
+from undertow.errors import ConfigError
 
 # What each way to convert leaves no room for.
 NO_ROOM = {
@@ -52,31 +51,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    from undertow.depth.looped import Looped
-    from undertow.lab.runs.loading import load_tokenizer
-    from undertow.lab.training.convert import import_checkpoint, loop_checkpoint, picks
+    from undertow.lab.training.convert import import_checkpoint, loop_checkpoint, looping
 
     check(options)
     if options.huginn:
-        if options.tokenizer is not None:
-            load_tokenizer(
-                options.tokenizer
-            )  # so that a missing one is told before the weights are read
         print(import_checkpoint(options.source, options.output, options.config, options.tokenizer))
         return
-    depth = 4 if options.depth is None else options.depth
-    settings: dict[str, Any] = {
-        "depth": depth,
-        "injection": "none" if options.no_injection else "adapter",
-    }
-    if options.whole:
-        looped = Looped.whole(layers_of(options.source), depth)
-    elif options.preset is not None:
-        looped = Looped.preset(options.preset, **settings)
-    else:
-        looped = Looped(
-            picks(options.prelude), picks(options.core), picks(options.coda), **settings
-        )
+    looped = looping(
+        options.source,
+        options.preset,
+        options.whole,
+        (options.prelude, options.core, options.coda),
+        4 if options.depth is None else options.depth,
+        "none" if options.no_injection else "adapter",
+    )
     print(loop_checkpoint(options.source, options.output, looped))
 
 
@@ -98,18 +86,6 @@ def check(options: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--{name} is an option of --huginn alone; give --huginn, or leave it out"
             )
-
-
-def layers_of(source: str) -> int:
-    """How many layers the model in a folder, or of that name, has."""
-    from transformers import AutoConfig
-
-    from undertow.lab.runs.loading import first_line
-
-    try:
-        return int(AutoConfig.from_pretrained(source).get_text_config().num_hidden_layers)
-    except Exception as error:  # transformers raises any kind
-        raise CheckpointError(f"{source} has no model config: {first_line(error)}") from error
 
 
 CONVERT = Command(

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoConfig
 
 from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError
 from undertow.files import replacing_folder
 from undertow.host import attach, detach
-from undertow.lab.runs.loading import load, quiet_libraries
+from undertow.lab.runs.loading import first_line, load, load_tokenizer, quiet_libraries
 from undertow.models.huginn.importing import import_huginn, read_config
 from undertow.paths import takes_paths
 from undertow.reading import shown
@@ -62,6 +63,33 @@ def loop_checkpoint(source: str, output: Path, looped: Looped) -> str:
     return f"{output}: {shape} layers, {looped.depth} iterations{same}"
 
 
+def looping(
+    source: str,
+    preset: str | None,
+    whole: bool,
+    layers: tuple[str | None, str | None, str | None],
+    depth: int,
+    injection: Literal["adapter", "none"],
+) -> Looped:
+    """What to loop of the model in `source`: a preset's layers, the whole stack with an exit gate,
+    or the layers written as prelude, core and coda (see `picks`).
+
+    Raises:
+        CheckpointError: there is no model config.
+        ConfigError: there is no such preset, or the layers cannot be looped.
+    """
+    if preset is not None:
+        return Looped.preset(preset, depth=depth, injection=injection)
+    if not whole:
+        parts = [picks(text) for text in layers]
+        return Looped(parts[0], parts[1], parts[2], depth=depth, injection=injection)
+    try:
+        config = AutoConfig.from_pretrained(source).get_text_config()
+    except Exception as error:  # transformers raises any kind
+        raise CheckpointError(f"{source} has no model config: {first_line(error)}") from error
+    return Looped.whole(config.num_hidden_layers, depth)
+
+
 @takes_paths
 def import_checkpoint(
     source: str, output: Path, config: Path | None = None, tokenizer: str | None = None
@@ -73,10 +101,11 @@ def import_checkpoint(
         CheckpointError: the weights or the config cannot be read, or do not fit each other.
     """
     quiet_libraries()
+    words = None if tokenizer is None else load_tokenizer(tokenizer)  # told before reading weights
     model = import_huginn(Path(source), None if config is None else read_config(config))
     with replacing_folder(Path(output)) as folder:
-        if tokenizer is not None:
-            AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+        if words is not None:
+            words.save_pretrained(folder)
         model.save_pretrained(folder)
     without = (
         "; it has no tokenizer, which text needs: --tokenizer writes one"
