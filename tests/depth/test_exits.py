@@ -1,12 +1,15 @@
 """Exit rules on the native model: rows and tokens apart, cached and uncached alike, and what is no
 longer computed."""
 
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from helpers import CACHE
 from small_huginn import ids, small
+from small_looped import looped
 
 from undertow.depth import (
     ArgmaxStability,
@@ -14,6 +17,7 @@ from undertow.depth import (
     Cosine,
     DepthCache,
     EntropyDifference,
+    Evidence,
     ExitRule,
     KLDivergence,
     Last,
@@ -21,6 +25,7 @@ from undertow.depth import (
     LearnedGate,
     MinPKL,
     Scripted,
+    depths_of,
     ledger_of,
 )
 from undertow.errors import ConfigError
@@ -172,8 +177,47 @@ def test_mistakes() -> None:
 
 
 def test_logit_rules_refuse_where_no_logits_are_computed() -> None:
-    from undertow.depth.exits import Evidence
-
     state = torch.zeros(1, 1, 4)
     with pytest.raises(ConfigError, match="none are computed"):
         KLDivergence().decide(Evidence(1, state, state, None, torch.zeros(1, 1), None), {})
+
+
+@dataclass(frozen=True)
+class Confident(ExitRule):
+    """A rule of one's own: the likeliest token has had this probability twice in a row."""
+
+    kind: ClassVar[str] = "confident"
+    needs_logits: ClassVar[bool] = True
+    share: float = 0.5
+
+    def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
+        assert evidence.logits is not None
+        sure = evidence.logits.softmax(-1).amax(-1) >= self.share
+        before = memory.get("sure", torch.zeros_like(sure))
+        memory["sure"] = sure
+        return sure & before
+
+
+@pytest.mark.parametrize("model", [small(), looped("llama")], ids=["huginn", "looped"])
+def test_a_rule_of_one_s_own(model: Any) -> None:
+    """Each token stops where its predictions of a fixed number of iterations say so, and rows are
+    decoded together as alone."""
+    tokens, limit = ids(5, 5, seed=4), 8
+    firsts = tokens[:, :1]
+    with torch.no_grad():
+        outputs = [model(input_ids=firsts, depth=depth) for depth in range(1, limit)]
+        likeliest = [output.logits[:, 0].softmax(-1).amax(-1) for output in outputs]
+        twice = [torch.minimum(*pair) for pair in pairwise(likeliest)]  # at depth 2, 3, ...
+        sure = 0.999 * float(twice[0].median())
+        output = model(input_ids=firsts, depth=limit, exit_rule=Confident(sure))
+    expected = [
+        next((depth for depth, share in enumerate(shares, 2) if share >= sure), limit)
+        for shares in zip(*twice, strict=True)
+    ]
+    assert depths_of(model, output)[:, 0].tolist() == expected and len(set(expected)) > 1
+    settings: dict[str, Any] = {"depth": limit, "exit_rule": Confident(sure), "max_new_tokens": 4}
+    whole = model.generate(tokens, attention_mask=torch.ones_like(tokens), **settings)
+    for row in range(5):
+        alone = tokens[row : row + 1]
+        found = model.generate(alone, attention_mask=torch.ones_like(alone), **settings)
+        assert torch.equal(found[0], whole[row])
