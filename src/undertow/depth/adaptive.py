@@ -107,7 +107,9 @@ class ExitLoop:
         whole = shape[1] == 1 and bool(moving.all())
         rows = torch.arange(shape[0], device=device)  # those that run
         found = now = Outcome(state, torch.zeros(shape, dtype=torch.long, device=device))
-        running, entering, places = layers, embedding, positions
+        running = layers
+        entering = embedding
+        places = positions
         gate = self.handle.gate if self.handle.settings.gate else None
         memory: dict[str, torch.Tensor] = {}
         for index in range(self.limit):
@@ -133,8 +135,12 @@ class ExitLoop:
             kept = staying.nonzero()[:, 0]
             if not len(kept):
                 return found
-            rows, moving, now = rows[kept], moving[kept], now.of_rows(kept)
-            running, entering, places = layers.of_rows(rows), embedding[rows], positions[rows]
+            rows = rows[kept]
+            moving = moving[kept]
+            now = now.of_rows(kept)
+            running = layers.of_rows(rows)
+            entering = embedding[rows]
+            places = positions[rows]
             memory = {name: tensor[kept] for name, tensor in memory.items()}
             self.cursor.rows = rows
         return found.put(rows, now)

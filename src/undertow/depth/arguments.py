@@ -64,7 +64,9 @@ class LoopArguments:
 
     def __post_init__(self) -> None:
         check_exit_rule(self.exit_rule)
-        resume, warm, seed = self.resume, self.warm_start, self.state_seed
+        resume = self.resume
+        warm = self.warm_start
+        seed = self.state_seed
         if not is_whole(resume) or resume < 0:
             raise ConfigError(
                 f"resume is {shown(resume)}; give the whole number of iterations that the new "
@@ -122,7 +124,7 @@ def is_whole(value: Any) -> bool:
 
 
 def check_exit_rule(rule: Any) -> None:
-    """Refuse what is given as an exit rule and is none; None asks for none."""
+    """Refuse anything but an exit rule, or None for none."""
     if rule is None or isinstance(rule, ExitRule):
         return
     named = rule if isinstance(rule, type) and issubclass(rule, ExitRule) else None

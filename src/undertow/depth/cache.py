@@ -141,7 +141,9 @@ def begin_forward(cache: Cache, layers: int, batch: int, limit: int, owner: Cach
         )
     ledger.owner = owner
     cursor = ledger.cursor
-    cursor.batch, cursor.start, cursor.limit = batch, ledger.seen, limit
+    cursor.batch = batch
+    cursor.start = ledger.seen
+    cursor.limit = limit
     cursor.leave_loop()
     return ledger
 

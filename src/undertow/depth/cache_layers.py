@@ -46,11 +46,16 @@ class Cursor:
         self, iteration: int, moving: torch.Tensor | None = None, first: bool = False
     ) -> None:
         """Write the entries of an iteration, those of the tokens `moving` ``[b, T]`` alone."""
-        self.iteration, self.moving, self.first = iteration, moving, first
+        self.iteration = iteration
+        self.moving = moving
+        self.first = first
 
     def leave_loop(self) -> None:
         """Back to layers that run once, for all rows and tokens."""
-        self.iteration, self.rows, self.moving, self.first = None, None, None, False
+        self.iteration = None
+        self.rows = None
+        self.moving = None
+        self.first = False
 
 
 class Rows(CacheLayerMixin):
@@ -114,7 +119,9 @@ class DepthLayer(Rows):
 
     def __init__(self, cursor: Cursor, policy: CachePolicy, tokens: int) -> None:
         super().__init__()
-        self.cursor, self.policy, self.tokens = cursor, policy, tokens
+        self.cursor = cursor
+        self.policy = policy
+        self.tokens = tokens
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.device = key_states.device

@@ -246,7 +246,7 @@ class LearnedGate(ExitRule):
     def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
         if evidence.gate is None:
             raise ConfigError(
-                "the exit rule learned-gate needs a model with an exit gate, which this one has not"
+                "the exit rule learned-gate needs an exit gate, and this model has none"
             )
         going = memory.get("going", 1.0) * (1 - evidence.gate(evidence.after).float())
         memory["going"] = going

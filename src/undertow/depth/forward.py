@@ -81,7 +81,9 @@ class DepthForward:
             ConfigError: the depth is below 1, or what is asked for cannot be done here.
             DataError: the cache is another loop's, or was left half-way.
         """
-        self.handle, self.asked, self.settings = handle, asked, handle.settings
+        self.handle = handle
+        self.asked = asked
+        self.settings = handle.settings
         self.steps = steps_from(asked.depth, self.settings.depth, self.settings.backward)
         if cache is None and asked.exit_rule is not None:
             cache = DepthCache(tokens=hidden.shape[1])
@@ -95,7 +97,9 @@ class DepthForward:
             self.ledger = begin_forward(cache, handle.layers, self.batch, self.steps.total, owner)
             self.cursor = self.ledger.cursor
         self.past = self.cursor.start
-        self.mask, self.position_ids, self.device = mask, position_ids, hidden.device
+        self.mask = mask
+        self.position_ids = position_ids
+        self.device = hidden.device
         self.states = hidden.new_zeros(self.batch, self.tokens, 1)
         self.depths = torch.full((self.batch, self.tokens), self.steps.total, device=hidden.device)
         self.logits: torch.Tensor | None = None
@@ -188,7 +192,9 @@ class DepthForward:
 
     def first_state(self, embedding: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Where tokens at these `positions` ``[B, n]`` start, ``[B, n, D]``."""
-        asked, ledger, past = self.asked, self.ledger, self.past
+        asked = self.asked
+        ledger = self.ledger
+        past = self.past
         if asked.resume and ledger is not None:
             return ledger.states(past, past + self.tokens).clone()
         if asked.initial is not None:

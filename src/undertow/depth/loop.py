@@ -26,7 +26,7 @@ MOST_ITERATIONS = 100_000
 
 
 def check_depth(name: str, value: int) -> None:
-    """Refuse what is no number of iterations."""
+    """Refuse anything but a number of iterations."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise ConfigError(f"{name} is {value!r}; use a whole number of iterations, 1 or more")
     if value > MOST_ITERATIONS:

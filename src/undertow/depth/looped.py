@@ -132,7 +132,7 @@ class Looped:
         return math.sqrt(2 / (5 * width)) if self.state_std is None else self.state_std
 
     def check_layers(self, layers: int) -> None:
-        """Refuse picks that a model of so many layers has not."""
+        """Refuse picks beyond a model's last layer."""
         if self.picked[-1] >= layers:
             raise ConfigError(
                 f"layer {self.picked[-1]} is picked, but the model's layers are 0 to {layers - 1}; "

@@ -142,7 +142,9 @@ class HostedLayers:
     """The recorded layers (see `LoopedLayers`), by whatever runs one of them."""
 
     def __init__(self, loop: HostedLoop, run: RunLayer) -> None:
-        self.loop, self.inject, self.run = loop, loop.inject, run
+        self.loop = loop
+        self.inject = loop.inject
+        self.run = run
         self.settings, self.modules = loop.settings, loop.recording.layers
         self.norm = final_norm(loop.attachment.owners) if self.settings.norm else None
         self.checkpointing = (

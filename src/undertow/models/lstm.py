@@ -26,11 +26,9 @@ class LSTMConfig(PreTrainedConfig):
         initializer_range: float = 0.02,
         **kwargs: Any,
     ) -> None:
-        self.vocab_size, self.hidden_size, self.num_hidden_layers = (
-            vocab_size,
-            hidden_size,
-            num_hidden_layers,
-        )
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
         self.initializer_range = initializer_range
         super().__init__(**kwargs)
 

@@ -94,7 +94,9 @@ class Attention(nn.Module):
 
     def __init__(self, config: HuginnConfig, layer: int) -> None:
         super().__init__()
-        self.heads, self.head_width, self.layer = config.n_heads, config.head_dim, layer
+        self.heads = config.n_heads
+        self.head_width = config.head_dim
+        self.layer = layer
         self.Wqkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
         self.qk_bias = (
             nn.Parameter(torch.zeros(2, 1, self.heads, self.head_width)) if config.qk_bias else None

@@ -90,12 +90,12 @@ class HuginnConfig(PreTrainedConfig):
         self.n_embd, self.n_heads = n_embd, kwargs.pop("num_attention_heads", n_heads)
         self.n_layers_in_prelude, self.n_layers_in_coda = n_layers_in_prelude, n_layers_in_coda
         self.n_layers_in_recurrent_block = n_layers_in_recurrent_block
-        self.intermediate_size, self.vocab_size, self.block_size = (
-            intermediate_size,
-            vocab_size,
-            block_size,
-        )
-        self.qk_bias, self.norm_eps, self.rope_base = qk_bias, norm_eps, rope_base
+        self.intermediate_size = intermediate_size
+        self.vocab_size = vocab_size
+        self.block_size = block_size
+        self.qk_bias = qk_bias
+        self.norm_eps = norm_eps
+        self.rope_base = rope_base
         self.mean_recurrence, self.mean_backprop_depth = mean_recurrence, mean_backprop_depth
         self.tie_embeddings, self.state_seed = tie_embeddings, state_seed
         for name in (

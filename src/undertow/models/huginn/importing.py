@@ -53,14 +53,14 @@ def read_config(path: Path) -> HuginnConfig:
     """The config in a JSON file.
 
     Raises:
-        CheckpointError: it cannot be read, or is none of such a model.
+        CheckpointError: it cannot be read, or is not that of such a model.
     """
     try:
         config: HuginnConfig = HuginnConfig.from_dict(read_json(path, CheckpointError))
     except CheckpointError:
         raise
     except Exception as error:  # the config's own checks raise any kind
-        raise CheckpointError(f"{path} is no config that can be read: {error}") from error
+        raise CheckpointError(f"{path} is a config that cannot be read: {error}") from error
     return config
 
 
@@ -140,7 +140,7 @@ def load_weights(model: HuginnForCausalLM, weights: Mapping[str, torch.Tensor]) 
     for name, tensor in found.items():
         if name not in expected:
             raise CheckpointError(
-                f"the checkpoint holds {name}, which this model has not{nearest(name, expected)}"
+                f"the checkpoint holds {name}, which this model lacks{nearest(name, expected)}"
             )
         if tensor.shape != expected[name].shape:
             raise CheckpointError(

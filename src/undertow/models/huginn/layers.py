@@ -34,7 +34,9 @@ class HuginnLayers:
 
     def __init__(self, parts: nn.ModuleDict, context: Context, checkpointing: bool) -> None:
         """`parts` is the model's ``transformer``."""
-        self.parts, self.context, self.checkpointing = parts, context, checkpointing
+        self.parts = parts
+        self.context = context
+        self.checkpointing = checkpointing
         self.bound: dict[tuple[str, bool], list[SandwichBlock | LeanBlock]] = {}
 
     def prelude(self, hidden: torch.Tensor) -> torch.Tensor:

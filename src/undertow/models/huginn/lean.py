@@ -56,18 +56,16 @@ class LeanBlock:
         self.norms = [
             norm.weight for norm in (block.norm_1, block.norm_2, block.norm_3, block.norm_4)
         ]
-        self.width, self.heads, self.head_width = (
-            self.norms[0].shape[0],
-            attention.heads,
-            attention.head_width,
-        )
+        self.width = self.norms[0].shape[0]
+        self.heads = attention.heads
+        self.head_width = attention.head_width
         self.eps = torch.full((), block.norm_1.eps)
-        self.project, self.bias, self.attended = (
-            attention.Wqkv.weight,
-            attention.qk_bias,
-            attention.proj.weight,
-        )
-        self.gated, self.down, self.layer = mlp.fc.weight, mlp.proj.weight, attention.layer
+        self.project = attention.Wqkv.weight
+        self.bias = attention.qk_bias
+        self.attended = attention.proj.weight
+        self.gated = mlp.fc.weight
+        self.down = mlp.proj.weight
+        self.layer = attention.layer
 
     def __call__(self, hidden: torch.Tensor, context: Context) -> torch.Tensor:
         shape = hidden.shape

@@ -68,11 +68,9 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: HuginnConfig) -> None:
         config.check()  # again: loading sets overrides on a config that is made
         super().__init__(config)
-        prelude, core, coda = (
-            config.n_layers_in_prelude,
-            config.n_layers_in_recurrent_block,
-            config.n_layers_in_coda,
-        )
+        prelude = config.n_layers_in_prelude
+        core = config.n_layers_in_recurrent_block
+        coda = config.n_layers_in_coda
 
         def blocks(start: int, count: int) -> nn.ModuleList:
             return nn.ModuleList(
@@ -198,7 +196,7 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
 
         Raises:
             ConfigError: the depth is below 1, an exit rule is given where it cannot work, or an
-                argument is asked for that other models have and this one has not.
+                argument is given that other models read and this one does not.
             DataError: inputs are missing or do not fit each other, or packed documents are given
                 beside a cache.
         """
@@ -348,7 +346,7 @@ def check_loaded(source: Any, info: dict[str, Any], any_shape: bool) -> None:
     # Unknown names come before missing ones: where training put a prefix before the names, they
     # show it.
     if info["unexpected_keys"]:
-        problem = f"holds {min(info['unexpected_keys'])}, which the config's model has not"
+        problem = f"holds {min(info['unexpected_keys'])}, which the config's model lacks"
     elif info["missing_keys"]:
         problem = f"lacks {min(info['missing_keys'])}"
     elif info["mismatched_keys"] and not any_shape:
