@@ -6,12 +6,12 @@ them as on any other.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 
 from undertow.depth.cache_layers import Cursor, DepthLayer, Ledger
@@ -19,14 +19,18 @@ from undertow.depth.policy import CachePolicy, Full
 from undertow.errors import ConfigError, DataError
 from undertow.fields import fitting
 
-# The library's keyword for the cache: `past_key_values` up to transformers 5.23, `cache` since.
-CACHE = (
-    "cache"
-    if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-    else "past_key_values"
-)
 # Tokens to make room for where nobody says how many will come; the room doubles when it is full.
 FIRST_TOKENS = 64
+
+
+@functools.cache
+def cache_keyword() -> str:
+    """The library's keyword for the cache: `past_key_values` up to transformers 5.23, `cache`
+    since."""
+    from transformers import GenerationMixin  # takes a second, which whoever reads a recipe saves
+
+    taken = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    return "cache" if "cache" in taken else "past_key_values"
 
 
 class DepthCache(Cache):

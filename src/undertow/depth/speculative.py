@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from undertow.depth.cache import CACHE, DepthCache, rewind
+from undertow.depth.cache import DepthCache, cache_keyword, rewind
 from undertow.depth.handle import depth_handle
 from undertow.depth.loop import check_depth
 from undertow.errors import ConfigError
@@ -101,7 +101,8 @@ def generate_speculative(
     def run(tokens: torch.Tensor, length: int, **settings: Any) -> torch.Tensor:
         """The likeliest next tokens ``[B, n]`` after each of the `tokens`, of which the last is
         number `length`."""
-        inputs = {CACHE: cache, "attention_mask": mask[:, :length], "use_cache": True, **settings}
+        held = {cache_keyword(): cache, "use_cache": True}
+        inputs = {**held, "attention_mask": mask[:, :length], **settings}
         if "position_ids" in parameters:
             inputs["position_ids"] = positions[:, length - tokens.shape[1] : length]
         found: torch.Tensor = model(tokens, **inputs).logits.argmax(-1)

@@ -14,7 +14,7 @@ from transformers.masking_utils import find_packed_sequence_indices
 from transformers.utils import TransformersKwargs
 
 from undertow.depth.arguments import LOOP_ARGUMENTS, loop_arguments, refuse_near
-from undertow.depth.cache import CACHE, DepthCache
+from undertow.depth.cache import DepthCache, cache_keyword
 from undertow.depth.exits import ExitRule
 from undertow.depth.forward import DepthForward
 from undertow.depth.loop import Steps
@@ -250,7 +250,7 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
-        held: dict[str, Any] = {CACHE: cache} if returned else {}
+        held: dict[str, Any] = {cache_keyword(): cache} if returned else {}
         return HuginnOutput(
             loss=loss, logits=logits, states=forward.states, depths=forward.depths, **held
         )
