@@ -10,16 +10,7 @@ from typing import Any
 import torch
 
 from undertow.config import to_mapping
-from undertow.depth.exits import (
-    ArgmaxStability,
-    Cosine,
-    EntropyDifference,
-    ExitRule,
-    KLDivergence,
-    LatentDifference,
-    LearnedGate,
-    MinPKL,
-)
+from undertow.depth.exits import EXIT_RULES, ExitRule, Scripted
 from undertow.depth.handle import at_depth, depth_handle, get_depth
 from undertow.files import write_json, write_text
 from undertow.host.attachment import recurs_in_time
@@ -48,18 +39,24 @@ from undertow.lab.runs.run import Experiment
 from undertow.lab.tables import percent, table
 from undertow.lab.tasks import PadCollator, real_tokens
 
-RULES: tuple[ExitRule, ...] = (
-    LatentDifference(0.03),
-    Cosine(1e-3),
-    KLDivergence(5e-4),
-    MinPKL(1e-5),
-    EntropyDifference(1e-3),
-    ArgmaxStability(5),
-)
 # Shares of the trained mean at which things are measured, and how much deeper than it "to the end"
 # is.
 SHARES, END = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0), 4
 CHOSEN = 3  # tokens whose trajectories are drawn
+
+
+def rules(gate: bool) -> list[ExitRule]:
+    """The exit rules that decide by what a model does, as registered: with their default settings,
+    and only if it has a gate those that need one."""
+    fitting = [cls for cls in EXIT_RULES.values() if gate or not cls.needs_gate]
+    return [cls() for cls in fitting if cls is not Scripted and not needs_settings(cls)]
+
+
+def needs_settings(cls: type[ExitRule]) -> bool:
+    """Whether a rule has a setting without a default."""
+    missing = dataclasses.MISSING
+    each = dataclasses.fields(cls)
+    return any(one.default is missing and one.default_factory is missing for one in each)
 
 
 @inspection("depth", "what the iterations of a recurrent-depth model do", examples_option(16))
@@ -110,8 +107,7 @@ def inspect_states(
     figures in `output`."""
     end = END * mean
     settings = depth_handle(model).settings
-    rules = (*RULES, LearnedGate(0.5)) if settings.gate else RULES
-    exits = measure_exits(model, batch, rules, end)
+    exits = measure_exits(model, batch, rules(settings.gate), end)
     states = iteration_states(model, batch, end)
     distances = convergence(states)
     kinds = behaviours(states)
