@@ -16,7 +16,7 @@ from undertow.auto_classes import enter_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from undertow.depth import ExitRule, Looped
+    from undertow.depth import Evidence, ExitRule, Looped
     from undertow.errors import (
         CheckpointError,
         ConfigError,
@@ -26,23 +26,36 @@ if TYPE_CHECKING:
         UnsupportedArchitectureError,
     )
     from undertow.host.attach import attach, depth_report, detach, report, set_solver
-    from undertow.lab.tasks import Task
+    from undertow.lab.tasks import Example, GeneratedTask, Task
+    from undertow.lab.training import SolverGap
     from undertow.models import HuginnConfig, HuginnForCausalLM
     from undertow.pathways import T2MLR, Pathway, Recurrence, SoftToken, TurboConn
     from undertow.registry import register
-    from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential, Solver, SolverReport
+    from undertow.solvers import (
+        Auto,
+        Chunked,
+        Jacobi,
+        RecurrentBlock,
+        Scan,
+        Sequential,
+        Solution,
+        Solver,
+        SolverReport,
+    )
 
 # Where each public name is found, when it is first used. Type checkers read the imports above.
 _NAMES = {
-    "undertow.depth": "ExitRule Looped",
+    "undertow.depth": "Evidence ExitRule Looped",
     "undertow.errors": "CheckpointError ConfigError DataError DivergedError "
     "UndertowError UnsupportedArchitectureError",
     "undertow.host": "attach depth_report detach report set_solver",
-    "undertow.lab.tasks": "Task",
+    "undertow.lab.tasks": "Example GeneratedTask Task",
+    "undertow.lab.training": "SolverGap",
     "undertow.models": "HuginnConfig HuginnForCausalLM",
     "undertow.pathways": "T2MLR Pathway Recurrence SoftToken TurboConn",
     "undertow.registry": "register",
-    "undertow.solvers": "Auto Chunked Jacobi Scan Sequential Solver SolverReport",
+    "undertow.solvers": "Auto Chunked Jacobi RecurrentBlock Scan Sequential Solution Solver "
+    "SolverReport",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 _ROOMS = ("depth", "errors", "host", "models", "pathways", "solvers")
@@ -55,17 +68,23 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DivergedError",
+    "Evidence",
+    "Example",
     "ExitRule",
+    "GeneratedTask",
     "HuginnConfig",
     "HuginnForCausalLM",
     "Jacobi",
     "Looped",
     "Pathway",
     "Recurrence",
+    "RecurrentBlock",
     "Scan",
     "Sequential",
     "SoftToken",
+    "Solution",
     "Solver",
+    "SolverGap",
     "SolverReport",
     "Task",
     "TurboConn",
