@@ -27,7 +27,7 @@ import transformers
 from torch.nn import functional as F
 
 from undertow.depth import DepthCache, LatentDifference
-from undertow.depth.cache import CACHE
+from undertow.depth.cache import cache_keyword
 from undertow.lab.tables import table
 from undertow.models import HuginnConfig, HuginnForCausalLM
 
@@ -89,7 +89,7 @@ def decode_public(model: Any, module: Any, prompt: torch.Tensor, new: int) -> fl
 def decode_ours(model: Any, prompt: torch.Tensor, new: int, **settings: Any) -> tuple[float, float]:
     """Seconds a token, and iterations a token."""
     cache = DepthCache(tokens=prompt.shape[1] + new)
-    inputs = {CACHE: cache, "depth": DEPTH, **settings}
+    inputs = {cache_keyword(): cache, "depth": DEPTH, **settings}
     token = model(prompt, **inputs).logits[:, -1:].argmax(-1)
 
     def decode() -> None:

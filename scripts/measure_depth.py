@@ -36,7 +36,7 @@ from undertow.depth import (
     LatentDifference,
     MinPKL,
 )
-from undertow.depth.cache import CACHE
+from undertow.depth.cache import cache_keyword
 from undertow.depth.handle import depths_of, get_depth
 from undertow.depth.speculative import generate_speculative
 from undertow.lab.runs.loading import quiet_libraries
@@ -85,7 +85,7 @@ def decode(
 ) -> Decoded:
     """Decode the rows of text ``[B, T]`` after `prompt` tokens."""
     cache = DepthCache(policy, tokens=text.shape[1])
-    inputs: dict[str, Any] = {CACHE: cache, "use_cache": True, **settings}
+    inputs: dict[str, Any] = {cache_keyword(): cache, "use_cache": True, **settings}
     logits = [model(text[:, :prompt], **inputs).logits[:, -1:]]
     depths = []
     started, wall = time.process_time(), time.perf_counter()
@@ -173,7 +173,7 @@ def drafts(model: Any, prompt: torch.Tensor, new: int, depth: int) -> dict[str, 
     for _ in range(REPEATS):
         started = time.process_time()
         plain = model.generate(
-            prompt, **settings, **{CACHE: DepthCache(tokens=prompt.shape[1] + new)}
+            prompt, **settings, **{cache_keyword(): DepthCache(tokens=prompt.shape[1] + new)}
         )
         seconds["plain"].append(time.process_time() - started)
         for name, (draft, lookahead) in names.items():

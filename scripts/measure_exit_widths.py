@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from undertow.depth import DepthCache, Scripted
-from undertow.depth.cache import CACHE
+from undertow.depth.cache import cache_keyword
 from undertow.lab.tables import table
 from undertow.models import HuginnConfig, HuginnForCausalLM
 
@@ -41,7 +41,7 @@ def decode(
     """Seconds a step of all rows after the prompt ``[B, T]``, and the depths of the new tokens
     ``[B, n]``."""
     cache, length = DepthCache(tokens=prompt.shape[1] + NEW), prompt.shape[1]
-    inputs: dict[str, Any] = {CACHE: cache, "depth": LIMIT, **settings}
+    inputs: dict[str, Any] = {cache_keyword(): cache, "depth": LIMIT, **settings}
     model(prompt, attention_mask=mask[:, :length], **inputs)
     token = prompt[:, -1:]
     started = time.process_time()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import CACHE
 from literal_huginn import literal_logits
 from safetensors.torch import save_file
 from small_huginn import VOCAB, ids, small
@@ -17,7 +18,6 @@ from tiny import environment
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from undertow.depth import LatentDifference
-from undertow.depth.cache import CACHE
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.models import HuginnConfig, HuginnForCausalLM
 from undertow.models.huginn.importing import import_huginn

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
+from helpers import CACHE
 from small_huginn import ids, small
 from torch import nn
 
 from undertow.depth import DepthCache, LatentDifference
-from undertow.depth.cache import CACHE
 from undertow.models.huginn import layers
 from undertow.models.huginn.lean import LeanBlock, bind
 
