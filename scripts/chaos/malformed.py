@@ -41,7 +41,7 @@ import undertow.lab.study.study
 import undertow.lab.training.convert
 import undertow.lab.training.dry_run  # noqa: F401
 from undertow.cli.main import main as command_line
-from undertow.lab.inspections.inspection import INSPECTIONS
+from undertow.lab.inspections.inspection import all_inspections
 
 REFUSED_WITHIN, CPU, WALL, MEMORY = 2.0, 20, 120, 3 << 30
 
@@ -99,7 +99,7 @@ def judged(code: int, seconds: float, text: str) -> str:
 
 
 def main() -> int:
-    INSPECTIONS.all()  # imported once, before anything is forked
+    all_inspections()  # imported once, before anything is forked
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -9,10 +9,10 @@ from undertow.cli.command import Command, recipe_settings, refuse_settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    from undertow.lab.inspections.inspection import INSPECTIONS
+    from undertow.lab.inspections.inspection import all_inspections
 
     kinds = parser.add_subparsers(dest="what", required=True, metavar="what")
-    for name, inspection in INSPECTIONS.all().items():
+    for name, inspection in all_inspections().items():
         kind = kinds.add_parser(
             name, help=inspection.help, description=inspection.help, allow_abbrev=False
         )

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from undertow.cli.main import main
-from undertow.lab.inspections.inspection import INSPECTIONS, examples, inspection
+from undertow.lab.inspections import inspection as module
+from undertow.lab.inspections.inspection import all_inspections, examples, inspection
 
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(INSPECTIONS, "known", dict(INSPECTIONS.all()))
+    monkeypatch.setattr(module, "INSPECTIONS", dict(all_inspections()))
 
     @inspection("names", "what runs are called", examples(3))
     def names(run: Path, examples: int) -> str:
@@ -49,8 +50,8 @@ def test_every_one_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         "positions",
         "probes",
     }
-    assert set(INSPECTIONS.all()) == own | {"depth"}
-    assert all(f"{name} {each.help}" in said for name, each in INSPECTIONS.all().items())
+    assert set(all_inspections()) == own | {"depth"}
+    assert all(f"{name} {each.help}" in said for name, each in all_inspections().items())
     with pytest.raises(SystemExit):
         main(["inspect", "names", "a"])  # the control: not registered here
     assert "invalid choice: 'names'" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from undertow.config import to_mapping
-from undertow.files import write_text
+from undertow.files import write_json, write_text
 from undertow.lab.benchmark.candidates import (
     MATCHED,
     matched,
@@ -44,15 +44,11 @@ def bench(settings: Bench, output: Path) -> str:
     check_memory(parameters, parameters if "train" in settings.measures else 0)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    results: dict[str, Any] = {}
-    if "train" in settings.measures:
-        results["train step"] = train_step(settings)
-    if "prefill" in settings.measures:
-        results["prefill"] = prefill(settings)
-    if "decode" in settings.measures:
-        results["decode, a token"] = decode(settings)
-    if "memory" in settings.measures:
-        results["peak memory of a step"] = memory(settings)
+    results = {
+        name: measure(settings)
+        for kind, (name, measure) in MEASURES.items()
+        if kind in settings.measures
+    }
     rows = []
     for measure, candidates in results.items():
         for name, timing in candidates.items():
@@ -67,17 +63,13 @@ def bench(settings: Bench, output: Path) -> str:
     text = table(
         ["measure", "candidate", "median", f"over the {MATCHED}", "spread", "logits off by"], rows
     )
-    plain = {
-        measure: {n: dataclasses.asdict(t) for n, t in found.items()}
-        for measure, found in results.items()
-    }
     record = {
         "settings": to_mapping(settings),
         "versions": versions(),
         "threads": torch.get_num_threads(),
-        "results": plain,
+        "results": results,
     }
-    write_text(output / "bench.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_json(output / "bench.json", record)
     write_text(output / "bench.md", text + "\n")
     return text
 
@@ -158,3 +150,12 @@ def memory(settings: Bench) -> dict[str, Timing]:
     """Bytes in place of seconds."""
     peaks = {name: peak_memory(settings, name) for name in training_candidates(settings)}
     return {name: Timing(peak, peak / peaks[MATCHED], 0, 0) for name, peak in peaks.items()}
+
+
+MEASURES: dict[str, tuple[str, Callable[[Bench], dict[str, Timing]]]] = {
+    "train": ("train step", train_step),
+    "prefill": ("prefill", prefill),
+    "decode": ("decode, a token", decode),
+    "memory": ("peak memory of a step", memory),
+}
+"""By the name that settings give them: what the table calls them, and what measures them."""

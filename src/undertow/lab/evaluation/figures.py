@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from undertow.errors import ConfigError
 from undertow.lab.runs.results import Accuracy
 
+MARKERS = "osD^vP*X"
 Points = Sequence[tuple[float, float]]
 
 
@@ -27,14 +29,10 @@ def accuracy_figure(
         ConfigError: matplotlib is not installed.
     """
     figure, axes = new_axes()
-    for (name, results), marker in zip(curves.items(), "osD^vP*X" * len(curves), strict=False):
-        axes.plot(
-            [r.length or 0 for r in results],
-            [100 * r.share for r in results],
-            marker=marker,
-            markersize=4,
-            label=name,
-        )
+    for (name, results), marker in zip(curves.items(), itertools.cycle(MARKERS), strict=False):
+        shares = [100 * result.share for result in results]
+        lengths = [result.length or 0 for result in results]
+        axes.plot(lengths, shares, marker=marker, markersize=4, label=name)
     if trained is not None:
         axes.axvline(trained, color="0.5", linestyle="--", linewidth=1, label="longest trained")
     if chance is not None:
@@ -46,16 +44,25 @@ def accuracy_figure(
 
 
 def lines_figure(
-    lines: Mapping[str, Points], path: Path, title: str, x: str, y: str, zero: bool = False
+    lines: Mapping[str, Points],
+    path: Path,
+    title: str,
+    x: str,
+    y: str,
+    marked: bool = False,
+    zero: bool = False,
 ) -> None:
-    """Lines by label, each a sequence of points, as a PNG; `zero` marks the height 0.
+    """Lines by label, each a sequence of points, as a PNG; points may be marked, and the height
+    0.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
     figure, axes = new_axes()
-    for label, points in lines.items():
-        axes.plot(*zip(*points, strict=True), linewidth=1.2, label=label)
+    markers = itertools.cycle(MARKERS if marked else [None])
+    for (label, points), marker in zip(lines.items(), markers, strict=False):
+        style = {"marker": marker, "markersize": 4, "linewidth": 1.2}
+        axes.plot(*zip(*points, strict=True), label=label, **style)
     if zero:
         axes.axhline(0, color="0.7", linewidth=0.8)
     axes.set(title=title, xlabel=x, ylabel=y)

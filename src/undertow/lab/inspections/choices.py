@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError
-from undertow.lab.evaluation.figures import new_axes, save_figure
+from undertow.lab.evaluation.figures import lines_figure
 from undertow.lab.inspections.inspection import examples, inspection
 from undertow.lab.inspections.looking import of_run
 from undertow.lab.runs.run import Experiment
@@ -216,25 +216,6 @@ def choices_table(found: Sequence[Chosen]) -> str:
     return table([*header, *(f"expected at {temperature:g}" for temperature in temperatures)], rows)
 
 
-def choices_figure(
-    by_seed: Mapping[str, Sequence[Choices]], path: Path, title: str, unit: str
-) -> None:
-    """Eliminated choices against length, one curve a seed, as a PNG."""
-    figure, axes = new_axes()
-    for (name, found), marker in zip(by_seed.items(), "osD^vP*X" * len(by_seed), strict=False):
-        axes.plot(
-            [c.length for c in found],
-            [c.eliminated for c in found],
-            marker=marker,
-            markersize=4,
-            label=name,
-        )
-    axes.set(title=title, xlabel=unit, ylabel=f"choices with a probability under {THRESHOLD}")
-    axes.grid(alpha=0.25)
-    axes.legend()
-    save_figure(figure, path)
-
-
 @inspection(
     "choices",
     "how many possible answers a model rules out, and the accuracy to expect when sampling",
@@ -262,6 +243,9 @@ def inspect_choices(paths: Sequence[Path], examples: int) -> str:
             )
             seed.write_results("choices.json", found)
         if recipe.evaluation.lengths:
-            choices_figure(by_seed, run / "choices.png", recipe.name, f"{recipe.task.kind}: length")
+            lines = {n: [(c.length or 0, c.eliminated) for c in f] for n, f in by_seed.items()}
+            unit = f"{recipe.task.kind}: length"
+            measure = f"choices with a probability under {THRESHOLD}"
+            lines_figure(lines, run / "choices.png", recipe.name, unit, measure, marked=True)
         table_rows.append(Chosen(recipe.name, len(recipe.task.choices()), list(by_seed.values())))
     return choices_table(table_rows)

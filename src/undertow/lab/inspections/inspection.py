@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -50,20 +50,14 @@ class Inspection:
     settings: bool = False
 
 
-@dataclass
-class Inspections:
-    """The inspections by name."""
-
-    known: dict[str, Inspection] = field(default_factory=dict)
-
-    def all(self) -> dict[str, Inspection]:
-        """All of them, when each module in this folder has registered its own."""
-        for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-            import_module(f"{__package__}.{module.name}")
-        return dict(sorted(self.known.items()))
+INSPECTIONS: dict[str, Inspection] = {}
 
 
-INSPECTIONS = Inspections()
+def all_inspections() -> dict[str, Inspection]:
+    """Every inspection by name, when each module in this folder has registered its own."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        import_module(f"{__package__}.{module.name}")
+    return dict(sorted(INSPECTIONS.items()))
 
 
 def inspection(
@@ -84,7 +78,7 @@ def inspection(
             return "\n\n".join(function(path, **given) for path in paths)
 
         called = function if together else of_each
-        INSPECTIONS.known[name] = Inspection(name, help, called, options, settings)
+        INSPECTIONS[name] = Inspection(name, help, called, options, settings)
         return function
 
     return register

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from undertow.errors import ConfigError
 from undertow.files import write_json
-from undertow.lab.evaluation.figures import new_axes, save_figure
+from undertow.lab.evaluation.figures import MARKERS, new_axes, save_figure
 from undertow.lab.inspections.compared import Compared, labels, read_runs
 from undertow.lab.inspections.inspection import OUTPUT, inspection
 from undertow.lab.tables import spread, table
@@ -69,7 +70,7 @@ def compare_lengths(paths: Sequence[Path], output: Path | None = None) -> str:
 def length_figure(runs: Sequence[Compared], path: Path) -> None:
     """One curve a run, the mean over its seeds, in a band from the lowest to the highest."""
     figure, axes = new_axes()
-    for run, marker in zip(runs, "osD^vP*X" * len(runs), strict=False):
+    for run, marker in zip(runs, itertools.cycle(MARKERS), strict=False):
         lengths = run.lengths()
         shares = [[100 * share for share in run.shares(length)] for length in lengths]
         (line,) = axes.plot(
