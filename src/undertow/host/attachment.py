@@ -33,7 +33,7 @@ class Attachment(nn.Module):
     Attributes:
         settings, pathway: the recurrence in time that was attached, and its modules; None where
             there is none.
-        looped, loop: likewise in depth.
+        loop: the modules of the recurrence in depth, with its settings; None where there is none.
         solver: how the states of a sequence are found in training.
         prefill: how they are found without gradients, where a sequence starts.
         memory: what the solver keeps between training forwards; nothing of a sequence.
@@ -47,12 +47,11 @@ class Attachment(nn.Module):
 
     settings: Recurrence | None
     pathway: Pathway | None
-    looped: Looped | None
     loop: Loop | None
 
     def __init__(self, owners: Owners, stack_name: str) -> None:
         super().__init__()
-        self.settings, self.pathway, self.looped, self.loop = None, None, None, None
+        self.settings = self.pathway = self.loop = None
         self.stack_name = stack_name
         self.solver: Solver = Auto()
         self.prefill: Solver = Sequential()
@@ -87,25 +86,30 @@ class Attachment(nn.Module):
         # that are not.
         plain = (p for p in stack.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
         parameter = next(plain, next(stack.parameters()))
-        settings, looped = self.settings, self.looped
-        if (looped if isinstance(recurrence, Looped) else settings) is not None:
+        if (self.loop if isinstance(recurrence, Looped) else self.settings) is not None:
             raise ConfigError(
                 "the model already has a recurrence of this kind; call undertow.detach(model) first"
             )
-        pathway, loop = self.pathway, self.loop
+        settings, pathway, loop = self.settings, self.pathway, self.loop
         with torch.device(device_of(stack) if parameter.is_meta else parameter.device):
             if isinstance(recurrence, Looped):
                 recurrence.check_layers(len(stack))
-                looped, loop = recurrence, recurrence.build(width).to(parameter.dtype)
+                loop = recurrence.build(width).to(parameter.dtype)
             else:
                 settings, pathway = recurrence, recurrence.build(len(stack), width, self.decode)
                 pathway.to(parameter.dtype).train(self.owners.model.training)
                 contract.check_sites(pathway, len(stack))
-        if pathway is not None and looped is not None:
-            check_sites(pathway, looped)
-        self.settings, self.pathway, self.looped, self.loop = settings, pathway, looped, loop
+        if pathway is not None and loop is not None:
+            check_sites(pathway, loop.settings)
+        self.settings, self.pathway = settings, pathway
+        self.loop = loop
         for module in self.modules():
             module._is_hf_initialized = True  # type: ignore[assignment]  # transformers must not initialise it again
+
+    @property
+    def looped(self) -> Looped | None:
+        """The settings of the recurrence in depth, if there is one."""
+        return None if self.loop is None else self.loop.settings
 
     def depth_handle(self) -> HostedDepth:
         """The recurrence in depth of the attachment that is in use.
@@ -123,7 +127,7 @@ class Attachment(nn.Module):
 
     def remove(self, recurrence: Recurrence | Looped) -> None:
         if isinstance(recurrence, Looped):
-            self.looped = self.loop = None
+            self.loop = None
         else:
             self.settings = self.pathway = None
 
@@ -132,9 +136,10 @@ class HostedDepth:
     """The handle of a hosted model's recurrence in depth (see `DepthHandle`)."""
 
     def __init__(self, attachment: Attachment) -> None:
-        if attachment.looped is None or attachment.loop is None:
+        if attachment.loop is None:
             raise no_recurrence()
-        self.attachment, self.settings, self.loop = attachment, attachment.looped, attachment.loop
+        self.attachment, self.loop = attachment, attachment.loop
+        self.settings = attachment.loop.settings
 
     @property
     def stack(self) -> nn.ModuleList:
@@ -162,7 +167,7 @@ class HostedDepth:
         return f"{owner} and norm" if loop.norm else owner
 
     def set_depth(self, depth: int) -> None:
-        self.attachment.looped = self.settings = dataclasses.replace(self.settings, depth=depth)
+        self.loop.settings = self.settings = dataclasses.replace(self.settings, depth=depth)
 
     def depths(self, output: Any) -> torch.Tensor:
         report = self.attachment.depth_report
