@@ -1,6 +1,5 @@
 """What the command line says without PyTorch and transformers, whose import takes seconds."""
 
-import os
 import subprocess
 import sys
 
@@ -18,18 +17,13 @@ heavy = [name for name in ("torch", "transformers", "numpy", "pydantic") if name
 assert not heavy, heavy
 sys.exit(code)
 """
-HALF_A_SECOND = 0.5
 
 
-def said(arguments: list[str], program: str = SAYS) -> tuple[int, str, float]:
-    """The exit code, what is printed, and the seconds of processor time of a command."""
-    before = os.times()
+def said(arguments: list[str], program: str = SAYS) -> tuple[int, str]:
+    """The exit code, and what is printed, of a command in a process of its own."""
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=tiny.environment())
-    after = os.times()
-    seconds = after.children_user + after.children_system
-    seconds -= before.children_user + before.children_system
-    return done.returncode, done.stdout + done.stderr, seconds
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -48,13 +42,11 @@ def said(arguments: list[str], program: str = SAYS) -> tuple[int, str, float]:
         (["demo", "--outptu=x"], 2, "undertow demo does not know '--outptu=x'"),
     ],
 )
-def test_in_half_a_second_of_processor_time(arguments: list[str], code: int, expected: str) -> None:
-    found, text, seconds = said(arguments)
+def test_at_once(arguments: list[str], code: int, expected: str) -> None:
+    found, text = said(arguments)
     assert (found, expected in text) == (code, True), text
-    assert seconds < HALF_A_SECOND
 
 
 def test_control_a_command_that_imports_pytorch() -> None:
-    code, text, seconds = said(["--help"], "import torch\n" + SAYS)
+    code, text = said(["--help"], "import torch\n" + SAYS)
     assert code == 1 and "AssertionError: ['torch'" in text
-    assert seconds > HALF_A_SECOND
