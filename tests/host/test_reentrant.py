@@ -5,7 +5,7 @@ import torch
 from helpers import ROUNDING, difference, hosted, tokens
 
 import undertow
-from undertow.host import block
+from undertow.host import modes
 from undertow.solvers import Solver
 
 IDS = tokens(2, 9)
@@ -36,6 +36,6 @@ def test_gradients_are_the_same(pathway: str, solver: Solver) -> None:
 
 
 def test_control_the_librarys_own_fails_under_an_adjoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block, "is_reentrant", lambda module: False)
+    monkeypatch.setattr(modes, "is_reentrant", lambda module: False)
     with pytest.raises(RuntimeError, match="use_reentrant"):
         gradient("t2mlr-middle", undertow.Auto(), True)

@@ -27,7 +27,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 import undertow
 from undertow.host.attachment import find_attachment
-from undertow.host.block import HostedBlock
+from undertow.host.modes import WholeSequence
 from undertow.host.state import StateLayer
 
 WITH_CACHE = [name for name in ARCHITECTURES if name != "mpt"]  # mpt generates without one
@@ -306,7 +306,7 @@ def filling_error(pathway: str, solver: Any, length: int) -> float:
 
 
 def test_control_a_cache_that_two_passes_fill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostedBlock, "_filling", lambda self: self.calls)
+    monkeypatch.setattr(WholeSequence, "layers", lambda self, last: self.recording.run)
     with pytest.raises(AssertionError, match="tokens in the cache's layers"):
         filling_error("t2mlr-middle", undertow.Sequential("adjoint(4)"), 1)
 

@@ -197,13 +197,15 @@ class Cutter:
     """Cuts the calls of some layers to groups of tokens, each distinct tensor and call once a
     group."""
 
-    def __init__(self, calls: list[Call], layouts: list[CallLayout]) -> None:
+    def __init__(self, calls: list[Call], layouts: list[CallLayout], layers: range) -> None:
+        """`calls` and `layouts` are those of all layers, `layers` the numbers of those to cut."""
         self.calls, self.layouts = calls, layouts
         # Most stacks call all their layers with the same objects: one cut serves them all.
-        self.shared = [
-            self._same(calls[0], call) and layout == layouts[0]
-            for call, layout in zip(calls, layouts, strict=True)
-        ]
+        first = layers[0]
+        self.shared = {
+            layer: self._same(calls[first], calls[layer]) and layouts[layer] == layouts[first]
+            for layer in layers
+        }
 
     @staticmethod
     def _same(one: Call, other: Call) -> bool:

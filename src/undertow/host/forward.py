@@ -6,7 +6,9 @@ the loop, wherever in these it lies.
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from undertow.host.attachment import Attachment
 from undertow.host.block import HostedBlock
 from undertow.host.collecting import collecting
 from undertow.host.looping import HostedLoop
+from undertow.host.modes import Continuation, WholeSequence
 from undertow.host.stack import Recording
 from undertow.host.state import Recent, StateLayer, state_layer
 from undertow.host.support import check_masks
@@ -36,102 +39,91 @@ from undertow.solvers import Sequential, Solver
 EXACT = Sequential()
 
 
+@dataclass
 class Forward:
-    """What a hosted forward needs to know besides the recorded calls: the attachment and the
-    model's inputs."""
+    """One forward of a hosted backbone.
 
-    def __init__(
-        self, attachment: Attachment, stack: torch.nn.ModuleList, inputs: dict[str, Any]
-    ) -> None:
-        self.attachment, self.inputs = attachment, inputs
-        self.stack: torch.nn.ModuleList | None = stack
-        self.arity, self.ran = attachment.arity, False
+    Attributes:
+        stack, arity, ran: see `HostedForward`.
+        attachment: the recurrence.
+        inputs: what the backbone was given, and the recurrence's own arguments.
+    """
+
+    stack: torch.nn.ModuleList | None
+    arity: int
+    attachment: Attachment
+    inputs: dict[str, Any]
+    ran: bool = False
 
     def run(self, recording: Recording) -> torch.Tensor:
         """The output ``[B, T, D]`` of the last layer, recurrence included."""
-        attachment, layers = self.attachment, len(recording.layers)
-        with collecting(attachment, self.inputs, recording.hidden, layers) as recording.collected:
+        attachment, hidden, layers = self.attachment, recording.hidden, len(recording.layers)
+        with collecting(attachment, self.inputs, hidden, layers) as recording.collected:
             try:
-                return self._run(recording)
+                cache = cache_of(recording.calls[0], attachment.layouts[0])
+                if attachment.loop is None:
+                    return self.in_time(recording, cache, None)
+                loop = HostedLoop(attachment, recording, self.inputs, cache)
+                if attachment.pathway is None:
+                    hidden = loop.run(hidden)
+                else:
+                    hidden = self.in_time(recording, loop.cache, loop)
+                loop.finish()
+                return hidden
             finally:
                 recording.collected = None  # what a backward pass computes again is not collected
 
-    def _run(self, recording: Recording) -> torch.Tensor:
+    def in_time(
+        self, recording: Recording, cache: Cache | None, loop: HostedLoop | None
+    ) -> torch.Tensor:
+        """The prefix, the solved block and the suffix, with the loop wherever in these it lies."""
+        layers = recording if loop is None else loop
         attachment, pathway = self.attachment, self.attachment.pathway
-        hidden = recording.hidden
-        tokens = hidden.shape[1]
-        cache = cache_of(recording.calls[0], attachment.layouts[0])
-        loop = None
-        if attachment.loop is not None:
-            loop = HostedLoop(attachment, recording, self.inputs, cache)
-            cache = loop.cache
-        if pathway is None:
-            assert loop is not None
-            hidden = loop.run(hidden)
-            loop.finish()
-            return hidden
+        assert pathway is not None
+        hidden, count = recording.hidden, len(recording.layers)
         past = 0 if cache is None else int(cache.get_seq_length())
         states = recent = None
         if cache is not None:
-            computed_in = computing_type(hidden)
-            states = state_layer(
-                cache,
-                len(recording.layers),
-                attachment.settings,
-                pathway.lag,
-                computed_in,
-                loop is not None,
-            )
+            computed_in, settings = computing_type(hidden), attachment.settings
+            states = state_layer(cache, count, settings, pathway.lag, computed_in, loop is not None)
             recent = states.recent()
         rows = self.rows(recording, cache, states, recent, past)
-
-        def layers(start: int, stop: int, hidden: torch.Tensor) -> torch.Tensor:
-            if loop is not None:
-                return loop.through(start, stop, hidden)
-            for index in range(start, stop):
-                hidden = recording.run(index, hidden)
-            return hidden
-
         # On a GPU a look at the states waits for them. So a decoded token's are looked at by the
         # next one, which receives them, before it runs: `generate` has waited for them by then.
         # Whole sequences are looked at once.
-        later = hidden.is_cuda and past > 0 and tokens <= pathway.lag
+        later = hidden.is_cuda and past > 0 and hidden.shape[1] <= pathway.lag
         if later and recent is not None:
             held = None if recent[1] is None else recent[1][..., 0].bool()
             check_finite(recent[0], held, past - pathway.lag, pathway.remedy)
 
-        hidden = layers(0, pathway.first_layer, hidden)
+        hidden = layers.through(0, pathway.first_layer, hidden)
+        rows.fit(hidden)
         before = None if recent is None else recent[0]
-        entering = hidden
-        block = HostedBlock(attachment, recording, hidden, cache, past, rows, before, loop)
-        solver = self.solver(past)
+        mode = (Continuation if past > 0 else WholeSequence)(
+            attachment, pathway, recording, hidden, rows, cache, past, loop
+        )
+        solver: Solver = EXACT  # whatever continues a sequence
+        if past == 0:
+            solver = attachment.solver if torch.is_grad_enabled() else attachment.prefill
         started = time.perf_counter()
-        solution = solver.solve(block)
-        block.check_solution(solver, solution)
+        solution = HostedBlock(mode, before).solved(solver)
         attachment.report = solution.report(solver.kind, time.perf_counter() - started)
-        hidden, new_states = solution.output, solution.states
-        block.finish()
         if not later:
             try:
-                check_finite(new_states, rows.active, past, pathway.remedy)
+                check_finite(solution.states, rows.active, past, pathway.remedy)
             except DivergedError:
-                if (
-                    past == 0 and loop is None
-                ):  # a pass over all tokens spreads what is no number; the rollout shows where
+                # A pass over all tokens spreads what is no number; the rollout shows where.
+                if past == 0 and loop is None:
+                    mode = dataclasses.replace(mode, cache=None)
                     with torch.no_grad():
-                        block = HostedBlock(
-                            attachment, recording, entering, None, past, rows, before
-                        )
-                        check_finite(EXACT.solve(block).states, rows.active, past, pathway.remedy)
+                        exact = HostedBlock(mode, before).solved(EXACT)
+                    check_finite(exact.states, rows.active, past, pathway.remedy)
                 raise
         if states is not None:
-            states.append(new_states.detach(), rows)
+            states.append(solution.states.detach(), rows)
         if loop is not None:
             loop.cursor.start = past  # a rollout on the cache has moved it on
-        hidden = layers(pathway.stop_layer, len(recording.layers), hidden)
-        if loop is not None:
-            loop.finish()
-        return hidden
+        return layers.through(pathway.stop_layer, count, solution.output)
 
     def rows(
         self,
@@ -152,10 +144,12 @@ class Forward:
         masks = (
             attention_masks(recording.calls, attachment.layouts) if tokens > 1 or not plain else []
         )
-        check_masks(attachment.owners.model, masks, tokens, past)
+        if masks:
+            check_masks(attachment.owners.model, masks, tokens, past)
         real = real_tokens(given, masks, batch, tokens, past)
-        active = active_tokens(real, self.inputs.get("recurrent_mask"), batch, tokens, past)
-        order = row_order(real, recent is not None)
+        limit = self.inputs.get("recurrent_mask")
+        active = real if limit is None else active_tokens(real, limit, batch, tokens, past)
+        order = None if real is None else row_order(real, recent is not None)
         document = None
         # The library masks a static cache before the forward; a single token's mask there is not
         # worth a look.
@@ -167,14 +161,8 @@ class Forward:
                 given, places, masks, real, past, attachment.masks_by_positions, since
             )
         cached = None if recent is None or recent[1] is None else recent[1][..., 0]
-        present = present_states(
-            active, document, cached, recent is not None, tokens, attachment.pathway.lag, order
-        )
-        return Rows(real, active, present, order)
-
-    def solver(self, past: int) -> Solver:
-        """The solver of this forward: parallel ones where a sequence starts, the exact rollout for
-        whatever continues it."""
-        if past > 0:
-            return EXACT
-        return self.attachment.solver if torch.is_grad_enabled() else self.attachment.prefill
+        present = None
+        if active is not None or document is not None or cached is not None:
+            lag, continues = attachment.pathway.lag, recent is not None
+            present = present_states(active, document, cached, continues, tokens, lag, order)
+        return Rows(attachment.pathway, recent is not None, real, active, present, order)

@@ -142,7 +142,11 @@ def check_given(attachment: Attachment, inputs: Mapping[str, Any]) -> None:
     Raises:
         ConfigError, DataError: there is one; says which.
     """
-    asked = [name for name in ARGUMENTS if not _is_idle(name, inputs.get(name))]
+    asked = [
+        name
+        for name in ARGUMENTS
+        if (value := inputs.get(name)) is not None and not _is_idle(name, value)
+    ]
     if not asked:
         return
     if "recurrent_mask" in asked:
@@ -192,6 +196,4 @@ def _validate_model_kwargs(self: Any, model_kwargs: dict[str, Any]) -> None:
 
 
 def _is_idle(name: str, value: Any) -> bool:
-    return value is None or (
-        name in IDLE and type(value) is type(IDLE[name]) and value == IDLE[name]
-    )
+    return name in IDLE and type(value) is type(IDLE[name]) and value == IDLE[name]

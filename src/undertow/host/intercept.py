@@ -16,6 +16,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
@@ -88,11 +89,13 @@ def is_method(candidate: Any, function: Callable[..., Any]) -> bool:
 # --- what is put on a model
 
 
+@dataclass
 class Given:
     """The recurrence's arguments of one call of a model, until its backbone takes them."""
 
-    def __init__(self, owners: Owners, arguments: dict[str, Any]) -> None:
-        self.owners, self.arguments, self.taken = owners, arguments, False
+    owners: Owners
+    arguments: dict[str, Any]
+    taken: bool = False
 
 
 given: ContextVar[Given | None] = ContextVar("undertow_arguments", default=None)
@@ -294,7 +297,7 @@ def start(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if not attachment.layouts:
         learn(attachment)  # by forwards of the model's own, which are given nothing
     check_given(attachment, inputs)
-    return Forward(attachment, recording_list(backbone, attachment), inputs)
+    return Forward(recording_list(backbone, attachment), attachment.arity, attachment, inputs)
 
 
 def recording_list(backbone: nn.Module, attachment: Attachment) -> Stack:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -21,48 +22,49 @@ from undertow.host.arguments import Call
 from undertow.host.collecting import Collected
 
 
+@dataclass
 class Recording:
     """How one forward of the backbone called its layers.
 
     Attributes:
         layers: the real layers.
+        arity: the length of the tuple that a layer returns; 0 where it returns a tensor.
         hidden: the input of layer 0, ``[B, T, D]``.
         version: how often that had been changed in place before.
         calls: the arguments of each layer besides its input, as (positional, keyword).
-        arity: the length of the tuple that a layer returns; 0 where it returns a tensor.
         collected: what the forward shall return of each layer; None where nothing was asked for.
     """
 
-    def __init__(self, layers: list[nn.Module], arity: int) -> None:
-        self.layers = layers
-        self.arity = arity
-        self.hidden: torch.Tensor
-        self.version = 0
-        self.calls: list[Call] = []
-        self.collected: Collected | None = None
+    layers: list[nn.Module]
+    arity: int
+    hidden: torch.Tensor = field(init=False)
+    version: int = 0
+    calls: list[Call] = field(default_factory=list)
+    collected: Collected | None = None
 
-    def run(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Layer `index` on `hidden`, called as the backbone called it."""
-        return self.run_call(index, hidden, self.calls[index])
+    def through(self, start: int, stop: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Layers `start` to `stop` on all tokens ``[B, T, D]``."""
+        for index in range(start, stop):
+            hidden = self.run(index, hidden)
+        return hidden
 
-    def run_call(
-        self, index: int, hidden: torch.Tensor, call: Call, start: int = 0, first_key: int = 0
+    def run(
+        self,
+        index: int,
+        hidden: torch.Tensor,
+        call: Call | None = None,
+        start: int = 0,
+        first_key: int = 0,
     ) -> torch.Tensor:
-        """Layer `index` on tokens from `start` on, which attend to keys from `first_key` on."""
-        args, kwargs = call
+        """Layer `index` on tokens from `start` on, which attend to keys from `first_key` on, by a
+        `call`: the backbone's if left out."""
+        args, kwargs = call or self.calls[index]
         if self.collected is None:
-            return first_output(self.layers[index](hidden, *args, **kwargs))
-        with self.collected.layer(index, start, first_key):
-            return first_output(self.layers[index](hidden, *args, **kwargs))
-
-    def wrap(self, hidden: torch.Tensor) -> Any:
-        return hidden if self.arity == 0 else (hidden, *[None] * (self.arity - 1))
-
-
-def first_output(output: Any) -> torch.Tensor:
-    """The hidden state in what a decoder layer returns."""
-    hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
-    return hidden
+            output = self.layers[index](hidden, *args, **kwargs)
+        else:
+            with self.collected.layer(index, start, first_key):
+                output = self.layers[index](hidden, *args, **kwargs)
+        return output[0] if isinstance(output, tuple) else output
 
 
 def version_of(hidden: torch.Tensor) -> int:
@@ -91,11 +93,13 @@ class HostedForward(Protocol):
 current_forward: ContextVar[HostedForward | None] = ContextVar("undertow_forward", default=None)
 
 
+@dataclass
 class Recorder:
     """Stands in for one layer in the backbone's loop. Attributes are those of the layer."""
 
-    def __init__(self, forward: HostedForward, recording: Recording, index: int) -> None:
-        self._forward, self._recording, self._index = forward, recording, index
+    _forward: HostedForward
+    _recording: Recording
+    _index: int
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._recording.layers[self._index], name)
@@ -121,7 +125,7 @@ class Recorder:
         if last:
             self._forward.ran = True
             hidden = self._forward.run(recording)
-        return recording.wrap(hidden)
+        return hidden if recording.arity == 0 else (hidden, *[None] * (recording.arity - 1))
 
 
 class Stack(nn.ModuleList):

@@ -8,13 +8,13 @@ it stands, and a token receives no state of one that attention keeps from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.masking_utils import find_packed_sequence_indices
 
 from undertow.errors import DataError
+from undertow.pathways.base import Pathway
 
 
 class RowOrder:
@@ -234,19 +234,62 @@ def present_states(
     return order.apart(present)
 
 
-@dataclass
 class Rows:
-    """What a forward knows of its new tokens; None stands for all of them, and for the order in
-    which they stand.
+    """What a forward knows of its new tokens: which receive a state, and where a write counts.
 
     Attributes:
-        real: which are no padding, ``[B, T]``.
-        active: which carry and receive a state, ``[B, T]``.
-        present: which have a state to receive, ``[B, T]``; see `present_states`.
-        order: the order of those that are no padding.
+        real: which are no padding, ``[B, T]``; None for all.
+        active: which carry and receive a state, ``[B, T]``; None for all.
+        present: which have a state to receive, ``[B, T]``; None for all. It says so of all but a
+            sequence's first `lag` tokens, unless there is an `order`.
+        order: the order of those that are no padding; None where they stand in it.
+        starts: whether the sequence's first `lag` tokens, which receive nothing, are not among
+            those of `present`.
     """
 
-    real: torch.Tensor | None
-    active: torch.Tensor | None
-    present: torch.Tensor | None
-    order: RowOrder | None
+    def __init__(
+        self,
+        pathway: Pathway,
+        continues: bool,
+        real: torch.Tensor | None,
+        active: torch.Tensor | None,
+        present: torch.Tensor | None,
+        order: RowOrder | None,
+    ) -> None:
+        """`continues` says that tokens with states are before them."""
+        self.real, self.active, self.present, self.order = real, active, present, order
+        self.lag, self.always_written = pathway.lag, pathway.writes_without_state
+        self.starts = not continues and order is None
+
+    def fit(self, hidden: torch.Tensor) -> None:
+        """Make masks ``[B, T, 1]`` of the type of `hidden` ``[B, T, D]``, the block's input."""
+        active, present = self.active, self.present
+        self.device, self.dtype = hidden.device, hidden.dtype
+        self.receiving = None if present is None else present[..., None].to(hidden.dtype)
+        self.writing = None if active is None else active[..., None].to(hidden.dtype)
+
+    def between(self, start: int, stop: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Which of the tokens `start` to `stop` have a state to receive, and where a write counts,
+        ``[B, n, 1]``; None for all.
+
+        A write counts at active tokens that have a state, if the pathway needs one.
+        """
+        receiving = None if self.receiving is None else self.receiving[:, start:stop]
+        if self.starts and start < self.lag:
+            places = torch.arange(start, stop, device=self.device)
+            head = places.ge(self.lag)[None, :, None].to(self.dtype)
+            receiving = head if receiving is None else receiving * head
+        if not self.always_written:
+            return receiving, receiving
+        return receiving, None if self.writing is None else self.writing[:, start:stop]
+
+    def of_group(
+        self, state: torch.Tensor, start: int, stop: int, receiving: torch.Tensor | None
+    ) -> torch.Tensor:
+        """What tokens `start` to `stop`, at most `lag`, receive of the `state` ``[B, lag, W]`` of
+        those before them."""
+        if self.order is None:
+            state = state[:, : stop - start]
+        else:
+            state = self.order.received(state, start, stop)
+        return state if receiving is None else state * receiving

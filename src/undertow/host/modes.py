@@ -1,0 +1,350 @@
+"""How the layers of the recurrent block run in one forward: three modes, of which a forward has
+one.
+
+- `WholeSequence`: all tokens at once, from a sequence's start. The layers are called as the
+  backbone called them.
+- `Rollout`: one group or span of tokens after another, from a sequence's start, on a cache of its
+  own. A whole sequence has one, for the steps and spans that a solver asks of it.
+- `Continuation`: one group after another on the cache that the model was called with.
+
+Each has a `step`, one group of at most `lag` tokens and their new states, and a `sweep`, a stretch
+of tokens that each receive what a solver gives them. Token numbers are those of the forward.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import Cache
+
+from undertow.host.arguments import Call, CallLayout, Cutter, Group, Path, replace
+from undertow.host.attachment import Attachment
+from undertow.host.checkpointing import checkpoints, is_reentrant, without_checkpointing
+from undertow.host.looping import HostedLoop, RunLayer
+from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
+from undertow.host.stack import Recording
+from undertow.host.tokens import Rows
+from undertow.pathways.base import Pathway
+
+# The block's output ``[B, n, D]``, and the new states ``[B, n, W]`` or the readings.
+Stepped = tuple[torch.Tensor, torch.Tensor]
+Swept = tuple[torch.Tensor, list[torch.Tensor]]
+
+
+def run_sites(
+    pathway: Pathway,
+    hidden: torch.Tensor,
+    received: torch.Tensor | None,
+    written: torch.Tensor | None,
+    run: RunLayer,
+) -> Swept:
+    """`hidden` ``[B, n, D]`` through the recurrent block, site by site: write, read, run a layer.
+
+    What the tokens `received` ``[B, n, W]``, if anything, counts where `written` ``[B, n, 1]`` says
+    so; None for everywhere.
+    """
+    readings = []
+    for site in range(pathway.first_layer, pathway.stop_layer + 1):
+        if site in pathway.writes and received is not None:
+            added = pathway.write(site, hidden, received)
+            hidden = hidden + (added if written is None else written * added)
+        if site in pathway.reads:
+            readings.append(pathway.read(site, hidden))
+        if site < pathway.stop_layer:
+            hidden = run(site, hidden)
+    return hidden, readings
+
+
+@dataclass(eq=False)
+class Mode:
+    """What the modes share.
+
+    Attributes:
+        attachment, pathway: the recurrence, and that in time.
+        recording: the layers, and how the backbone called them.
+        hidden: the input of the block ``[B, T, D]``.
+        rows: which tokens receive a state.
+        cache: what the model was called with, if anything; `past` tokens were in it.
+        loop: the recurrence in depth, if any.
+    """
+
+    attachment: Attachment
+    pathway: Pathway
+    recording: Recording
+    hidden: torch.Tensor
+    rows: Rows
+    cache: Cache | None
+    past: int
+    loop: HostedLoop | None
+
+    def group(
+        self, start: int, stop: int, hidden: torch.Tensor, state: torch.Tensor | None, run: RunLayer
+    ) -> Stepped:
+        """One group, whose input is `hidden`, after the states ``[B, lag, W]`` of the tokens before
+        it."""
+        pathway, rows = self.pathway, self.rows
+        receiving, written = rows.between(start, stop)
+        received = None
+        if state is not None:
+            state = received = rows.of_group(state, start, stop, receiving)
+        elif pathway.writes_without_state:
+            received = hidden.new_zeros(*hidden.shape[:2], pathway.state_width)
+        output, readings = run_sites(pathway, hidden, received, written, run)
+        return output, pathway.update(readings, state)
+
+    def on_all(self, run: RunLayer) -> RunLayer:
+        """`run` on all tokens: with checkpoints of ours in place of the library's own reentrant
+        ones, which no adjoint can differentiate through, and with the loop, if there is one."""
+        if torch.is_grad_enabled() and self.has_reentrant:
+            run = functools.partial(self.checkpointed, run)
+        return run if self.loop is None else looped(self.loop, run, 0)
+
+    @cached_property
+    def has_reentrant(self) -> bool:
+        """Whether the library would checkpoint a layer of the block by reentrant autograd."""
+        return any(is_reentrant(self.recording.layers[layer]) for layer in self.pathway.block)
+
+    def checkpointed(self, run: RunLayer, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        """A layer by a checkpoint of ours, or by `run` if the library would not checkpoint it by
+        reentrant autograd."""
+        recording = self.recording
+        if not is_reentrant(recording.layers[layer]):
+            return run(layer, hidden)
+        call = self.calls_without_cache[layer]
+        return checkpoint(run_plain, recording, layer, hidden, call, use_reentrant=False)
+
+    @cached_property
+    def calls_without_cache(self) -> dict[int, Call]:
+        """The calls of the block's layers as the backbone made them, but for the cache and the room
+        of a static one."""
+        tokens, recording = self.hidden.shape[1], self.recording
+
+        def change(path: Path, value: Any, layout: CallLayout) -> Any:
+            if isinstance(value, Cache):
+                return None
+            axes = layout.axes.get(path, ()) if isinstance(value, torch.Tensor) else ()
+            if "key" in axes and value.shape[axes.index("key")] > tokens:
+                return value.narrow(axes.index("key"), 0, tokens)
+            return value
+
+        shared: dict[int, Call] = {}
+        calls = {}
+        for layer in self.pathway.block:
+            call = recording.calls[layer]
+            if id(call[1]) not in shared:
+                layout = self.attachment.layouts[layer]
+                shared[id(call[1])] = replace(call, functools.partial(change, layout=layout))
+            calls[layer] = shared[id(call[1])]
+        return calls
+
+    @cached_property
+    def cutter(self) -> Cutter:
+        """Cuts the calls of the block's layers to groups of tokens."""
+        return Cutter(self.recording.calls, self.attachment.layouts, self.pathway.block)
+
+
+def looped(loop: HostedLoop, run: RunLayer, start: int) -> RunLayer:
+    """`run` on tokens from `start` on, but all iterations of the loop where that begins."""
+    return lambda layer, hidden: loop.layer(layer, hidden, start, run)
+
+
+def run_plain(
+    recording: Recording,
+    layer: int,
+    hidden: torch.Tensor,
+    call: Call,
+    start: int = 0,
+    first_key: int = 0,
+) -> torch.Tensor:
+    """A layer without the library's own checkpointing."""
+    with without_checkpointing(recording.layers[layer]):
+        return recording.run(layer, hidden, call, start, first_key)
+
+
+@dataclass(eq=False)
+class WholeSequence(Mode):
+    """All tokens at once, from a sequence's start."""
+
+    def __post_init__(self) -> None:
+        layers = [self.recording.layers[index] for index in self.pathway.block]
+        modules = (self.pathway, *layers)
+        self.learning = torch.is_grad_enabled() and (
+            self.hidden.requires_grad
+            or any(p.requires_grad for module in modules for p in module.parameters())
+        )
+        self.checkpointing = self.learning and any(checkpoints(layer) for layer in layers)
+        # Whether the model's cache lacks the block's keys and values, which one pass alone fills,
+        # however many a solver makes.
+        self.unfilled = self.cache is not None and not self.checkpointing
+
+    @cached_property
+    def rollout(self) -> Rollout:
+        """The groups and spans of this sequence, once the first is asked for."""
+        shared = {each.name: getattr(self, each.name) for each in fields(Mode)}
+        return Rollout(**shared, learning=self.learning, checkpointing=self.checkpointing)
+
+    def step(self, start: int, stop: int, state: torch.Tensor | None) -> Stepped:
+        if stop - start < self.hidden.shape[1]:
+            return self.rollout.step(start, stop, state)
+        return self.group(start, stop, self.hidden, state, self.layers(last=True))
+
+    def sweep(
+        self, start: int, stop: int, received: torch.Tensor | None, last: bool = False
+    ) -> Swept:
+        if stop - start < self.hidden.shape[1]:
+            return self.rollout.sweep(start, stop, received, last)
+        _, written = self.rows.between(start, stop)
+        return run_sites(self.pathway, self.hidden, received, written, self.layers(last))
+
+    def layers(self, last: bool) -> RunLayer:
+        """The layers, called as the backbone called them; with its cache, if any, in the first pass
+        that may be the `last`."""
+        recording = self.recording
+        if self.cache is None or (last and self.unfilled):
+            self.unfilled = False
+            return self.on_all(recording.run)
+        calls = self.calls_without_cache
+        return self.on_all(lambda layer, hidden: recording.run(layer, hidden, calls[layer]))
+
+    def finish(self) -> None:
+        """Give the keys and values of a rollout to the model's cache, and let go of the graph."""
+        if "rollout" in vars(self):
+            self.rollout.finish(fill=self.unfilled)
+
+
+@dataclass(eq=False)
+class Rollout(Mode):
+    """One group or span of tokens after another, from a sequence's start, on a cache of its own.
+
+    Attributes:
+        learning: whether a gradient is wanted.
+        checkpointing: whether groups are computed again in the backward pass.
+        keys_and_values: those of all groups so far.
+        chain: the link that the next write into these follows; None where no gradient is wanted.
+    """
+
+    learning: bool
+    checkpointing: bool
+
+    def __post_init__(self) -> None:
+        layers, tokens = len(self.recording.layers), self.hidden.shape[1]
+        if self.loop is None:
+            self.keys_and_values = RolloutCache(layers, tokens)
+        else:
+            iterations, cursor = self.loop.forward.steps.total, self.loop.cursor
+            self.keys_and_values = RolloutCache(layers, tokens, iterations, cursor)
+        self.chain = self.hidden.new_zeros((), requires_grad=True) if self.learning else None
+
+    def step(self, start: int, stop: int, state: torch.Tensor | None) -> Stepped:
+        run: Callable[..., Any] = self.linked
+        if self.checkpointing and torch.is_grad_enabled():
+            # The library's own checkpointing would take the cache away; a whole group is
+            # checkpointed instead.
+            run = functools.partial(checkpoint, self.linked, use_reentrant=False)
+        output, states, self.chain = run(start, stop, state, self.chain)
+        return output, states
+
+    def linked(
+        self, start: int, stop: int, state: torch.Tensor | None, chain: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """One group after the link `chain`, and the link that the next group follows."""
+        learning = chain is not None and torch.is_grad_enabled()
+        repeats = learning and stop - start > 1 and self.attachment.grouped_queries
+        hidden = self.hidden[:, start:stop]
+        with (
+            self.keys_and_values.group(start, chain if learning else None) as slot,
+            UnrepeatedHeads(slot) if repeats and not self.checkpointing else nullcontext(),
+        ):
+            output, states = self.group(start, stop, hidden, state, self.layers(start, stop))
+            return output, states, slot.chain if learning else chain
+
+    def sweep(
+        self, start: int, stop: int, received: torch.Tensor | None, last: bool = False
+    ) -> Swept:
+        _, written = self.rows.between(start, stop)
+        hidden, run = self.hidden[:, start:stop], self.layers(start, stop)
+        chain = self.chain if torch.is_grad_enabled() else None
+        with self.keys_and_values.group(start, chain) as slot:
+            swept = run_sites(self.pathway, hidden, received, written, run)
+            self.chain = self.chain if slot.chain is None else slot.chain
+        return swept
+
+    def layers(self, start: int, stop: int) -> RunLayer:
+        """The layers on tokens `start` to `stop`, called for these and all keys so far."""
+        cutter, recording, cache = self.cutter, self.recording, self.keys_and_values
+        group = Group(start, stop, cache, self.hidden.device)
+
+        def run(layer: int, hidden: torch.Tensor) -> torch.Tensor:
+            return run_plain(recording, layer, hidden, cutter.cut(layer, group, (0, stop)), start)
+
+        return run if self.loop is None else looped(self.loop, run, start)
+
+    def finish(self, fill: bool) -> None:
+        """Let go of the graph, and `fill` the model's cache with the keys and values."""
+        self.chain = None  # a checkpointed graph holds this, which must not hold the graph
+        if not fill:
+            return
+        assert self.cache is not None
+        loop = self.loop
+        for layer, iteration in self.keys_and_values.filled():
+            if loop is not None:
+                loop.cursor.iteration = iteration if layer in loop.core else None
+            self.cache.update(*self.keys_and_values.contents(layer, iteration), layer)
+        if loop is not None:
+            loop.cursor.leave_loop()
+
+
+class Continuation(Mode):
+    """One group after another on the cache that the model was called with."""
+
+    def step(self, start: int, stop: int, state: torch.Tensor | None) -> Stepped:
+        if stop - start == self.hidden.shape[1]:
+            run = self.on_all(self.recording.run)
+            return self.group(start, stop, self.hidden, state, run)
+        return self.group(start, stop, self.hidden[:, start:stop], state, self.layers(start, stop))
+
+    def sweep(
+        self, start: int, stop: int, received: torch.Tensor | None, last: bool = False
+    ) -> Swept:
+        """All tokens, and once: each run of a layer is kept in the cache."""
+        _, written = self.rows.between(start, stop)
+        run = self.on_all(self.recording.run)
+        return run_sites(self.pathway, self.hidden, received, written, run)
+
+    @cached_property
+    def first_keys(self) -> dict[int, int]:
+        """Where the keys that the backbone's masks were made for begin, for each layer, before the
+        first group."""
+        assert self.cache is not None
+        tokens, cache = self.hidden.shape[1], self.cache
+        return {layer: cache.get_mask_sizes(tokens, layer)[1] for layer in self.pathway.block}
+
+    def layers(self, start: int, stop: int) -> RunLayer:
+        """The layers on tokens `start` to `stop`, called for these and the keys that each sees."""
+        assert self.cache is not None
+        cutter, recording, cache, loop = self.cutter, self.recording, self.cache, self.loop
+        group, first_keys = Group(start, stop, cache, self.hidden.device), self.first_keys
+
+        def run(layer: int, hidden: torch.Tensor) -> torch.Tensor:
+            if loop is None:
+                length, offset = cache.get_mask_sizes(stop - start, layer)
+                first = int(offset - first_keys[layer])
+            else:  # the layer's cache has grown by these tokens at the first iteration already
+                length, first = self.past + stop, 0
+            call = cutter.cut(layer, group, (first, first + int(length)))
+            return run_plain(recording, layer, hidden, call, start, first)
+
+        if loop is None:
+            return run
+        loop.cursor.start = self.past + start
+        return looped(loop, run, start)
+
+    def finish(self) -> None:
+        """The cache has grown with the groups."""
