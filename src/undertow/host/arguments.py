@@ -8,8 +8,9 @@ different lengths: no architecture is described by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,6 +43,11 @@ class CallLayout:
     inverted: frozenset[Path] = frozenset()
     rows: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
+    @cached_property
+    def changing(self) -> list[Path]:
+        """Where a call for a group of tokens differs from that for all."""
+        return [*self.axes, *(path for path in (self.cache,) if path is not None)]
+
 
 def leaves(call: Call) -> Iterator[tuple[Path, Any]]:
     """Every argument with its path; tuples, lists and dicts of tensors are entered."""
@@ -59,22 +65,32 @@ def _leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
         yield path, value
 
 
-def replace(call: Call, change: Callable[[Path, Any], Any]) -> Call:
-    """The call with each leaf replaced by what `change` makes of it."""
-    args, kwargs = _replace((), [list(call[0]), call[1]], change)
-    return tuple(args), kwargs
+def found(call: Call, paths: Iterable[Path]) -> Iterator[tuple[Path, Any]]:
+    """What a call has at those of the paths that it has."""
+    for path in paths:
+        value: Any = call
+        try:
+            for step in path:
+                value = value[step]
+        except (IndexError, KeyError, TypeError):  # some models pass none at all
+            continue
+        yield path, value
 
 
-# Not a closure in `replace`: one that calls itself is a reference cycle, and would keep a rollout's
-# buffers alive.
-def _replace(path: Path, value: Any, change: Callable[[Path, Any], Any]) -> Any:
-    if isinstance(value, (tuple, list)):
-        return type(value)(
-            _replace((*path, index), item, change) for index, item in enumerate(value)
-        )
-    if isinstance(value, dict):
-        return {key: _replace((*path, key), item, change) for key, item in value.items()}
-    return change(path, value)
+def changed(call: Call, values: Mapping[Path, Any]) -> Call:
+    """The call with other values at some of the paths that it has."""
+    parts: Any = [list(call[0]), dict(call[1])]
+    for (part, name, *inner), value in values.items():
+        parts[part][name] = _changed(parts[part][name], inner, value) if inner else value
+    return tuple(parts[0]), parts[1]
+
+
+def _changed(container: Any, path: Sequence[Any], value: Any) -> Any:
+    """The tuple, list or dictionary with another value at a path."""
+    step, *inner = path
+    items = dict(container) if isinstance(container, dict) else list(container)
+    items[step] = _changed(container[step], inner, value) if inner else value
+    return type(container)(items)
 
 
 def find_cache(call: Call) -> Cache | None:
@@ -168,17 +184,14 @@ def learn_rows(layout: CallLayout, calls: tuple[Call, Call], batches: tuple[int,
 
 def pick_rows(call: Call, layout: CallLayout, rows: torch.Tensor, batch: int) -> Call:
     """The call for some rows ``[b]`` of a batch."""
-
-    def change(path: Path, value: Any) -> Any:
-        if path not in layout.rows or not isinstance(value, torch.Tensor):
-            return value
+    values = {}
+    for path, value in found(call, layout.rows):
         axis, each = layout.rows[path]
-        if value.shape[axis] != batch * each:  # one for all rows
-            return value
-        index = (rows[:, None] * each + torch.arange(each, device=rows.device)).flatten()
-        return value.index_select(axis, index.to(value.device))
-
-    return replace(call, change)
+        # Otherwise there is one for all rows.
+        if isinstance(value, torch.Tensor) and value.shape[axis] == batch * each:
+            index = (rows[:, None] * each + torch.arange(each, device=rows.device)).flatten()
+            values[path] = value.index_select(axis, index.to(value.device))
+    return changed(call, values)
 
 
 @dataclass
@@ -201,7 +214,7 @@ class Cutter:
         """`calls` and `layouts` are those of all layers, `layers` the numbers of those to cut."""
         self.calls, self.layouts = calls, layouts
         # Most stacks call all their layers with the same objects: one cut serves them all.
-        first = layers[0]
+        first = layers.start
         self.shared = {
             layer: self._same(calls[first], calls[layer]) and layouts[layer] == layouts[first]
             for layer in layers
@@ -209,46 +222,41 @@ class Cutter:
 
     @staticmethod
     def _same(one: Call, other: Call) -> bool:
+        ours, theirs = (*one[0], *one[1].values()), (*other[0], *other[1].values())
         return (
-            len(one[0]) == len(other[0])
-            and one[1].keys() == other[1].keys()
-            and all(a is b for (_, a), (_, b) in zip(leaves(one), leaves(other), strict=True))
+            one[1].keys() == other[1].keys()
+            and len(ours) == len(theirs)
+            and all(a is b for a, b in zip(ours, theirs, strict=True))
         )
 
     def cut(self, layer: int, group: Group, keys: tuple[int, int]) -> Call:
         """The call of `layer` for a group; `keys` is the range of the captured key axis that the
         layer will see."""
-        if not self.shared[layer]:
-            return self._cut(layer, group, keys)
-        memo = ("call", keys)
-        if memo not in group.done:
-            group.done[memo] = self._cut(layer, group, keys)
-        call: Call = group.done[memo]
-        return call
-
-    def _cut(self, layer: int, group: Group, keys: tuple[int, int]) -> Call:
-        layout = self.layouts[layer]
-        count = group.stop - group.start
-
-        def change(path: Path, value: Any) -> Any:
-            if path == layout.cache:
-                return group.cache
-            if value is None and path in layout.masks and count > 1:
-                return self._causal(group, keys)
-            axes = layout.axes.get(path) if isinstance(value, torch.Tensor) else None
-            if axes is None:
-                return value
+        shared = ("call", keys)
+        if self.shared[layer] and shared in group.done:
+            done: Call = group.done[shared]
+            return done
+        call, layout, count = self.calls[layer], self.layouts[layer], group.stop - group.start
+        values: dict[Path, Any] = {}
+        for path, value in found(call, layout.changing):
             memo = (id(value), keys)
-            if memo not in group.done:
-                for axis, role in enumerate(axes):
-                    if role == "query":
-                        value = value.narrow(axis, group.start, count)
-                    elif role == "key":
-                        value = value.narrow(axis, keys[0], keys[1] - keys[0])
-                group.done[memo] = value
-            return group.done[memo]
-
-        return replace(self.calls[layer], change)
+            if path == layout.cache:
+                values[path] = group.cache
+            elif value is None and path in layout.masks and count > 1:
+                values[path] = self._causal(group, keys)
+            elif isinstance(value, torch.Tensor):
+                if memo not in group.done:
+                    for axis, role in enumerate(layout.axes[path]):
+                        if role == "query":
+                            value = value.narrow(axis, group.start, count)
+                        elif role == "key":
+                            value = value.narrow(axis, keys[0], keys[1] - keys[0])
+                    group.done[memo] = value
+                values[path] = group.done[memo]
+        cut = changed(call, values)
+        if self.shared[layer]:
+            group.done[shared] = cut
+        return cut
 
     @staticmethod
     def _causal(group: Group, keys: tuple[int, int]) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from undertow.errors import ConfigError
-from undertow.host.modes import Continuation, WholeSequence
+from undertow.host.modes import Mode
 from undertow.host.tokens import RowOrder
 from undertow.solvers.base import RecurrentBlock, Solution, Solver
 
@@ -20,7 +20,7 @@ class HostedBlock(RecurrentBlock):
     What tokens receive is worked out here; the layers are run by the forward's mode.
     """
 
-    def __init__(self, mode: WholeSequence | Continuation, before: torch.Tensor | None) -> None:
+    def __init__(self, mode: Mode, before: torch.Tensor | None) -> None:
         """`before` ``[B, lag, W]`` holds the states of the tokens before the new ones, if any."""
         self.mode, self.before = mode, before
         self.pathway, self.memory = mode.pathway, mode.attachment.memory
@@ -37,7 +37,8 @@ class HostedBlock(RecurrentBlock):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if state is not None:
             self._check_states(state, (state.shape[0], self.lag, self.shape[2]))
-        return self.mode.step(self.origin + start, self.origin + stop, state)
+        start, stop = self.origin + start, self.origin + stop
+        return self.mode.of_tokens(start, stop).step(start, stop, state)
 
     def sweep(
         self, received: torch.Tensor | None, plain: bool = False, last: bool = False
@@ -49,7 +50,8 @@ class HostedBlock(RecurrentBlock):
             received = like.new_zeros(self.shape)
             if self.before is not None:  # what comes before is known: start from that
                 received = self.received_from(received)
-        return self.mode.sweep(self.origin, self.origin + self.tokens, received, last)
+        start, stop = self.origin, self.origin + self.tokens
+        return self.mode.of_tokens(start, stop).sweep(start, stop, received, last)
 
     def recent(self, before: torch.Tensor | None, states: torch.Tensor, start: int) -> torch.Tensor:
         if self.order is None and states.shape[1] >= self.lag:

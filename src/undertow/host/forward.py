@@ -22,7 +22,7 @@ from undertow.host.attachment import Attachment
 from undertow.host.block import HostedBlock
 from undertow.host.collecting import collecting
 from undertow.host.looping import HostedLoop
-from undertow.host.modes import Continuation, WholeSequence
+from undertow.host.modes import Continuation, Mode, WholeSequence
 from undertow.host.stack import Recording
 from undertow.host.state import Recent, StateLayer, state_layer
 from undertow.host.support import check_masks
@@ -99,7 +99,7 @@ class Forward:
         hidden = layers.through(0, pathway.first_layer, hidden)
         rows.fit(hidden)
         before = None if recent is None else recent[0]
-        mode = (Continuation if past > 0 else WholeSequence)(
+        mode: Mode = (Continuation if past > 0 else WholeSequence)(
             attachment, pathway, recording, hidden, rows, cache, past, loop
         )
         solver: Solver = EXACT  # whatever continues a sequence
@@ -161,8 +161,6 @@ class Forward:
                 given, places, masks, real, past, attachment.masks_by_positions, since
             )
         cached = None if recent is None or recent[1] is None else recent[1][..., 0]
-        present = None
-        if active is not None or document is not None or cached is not None:
-            lag, continues = attachment.pathway.lag, recent is not None
-            present = present_states(active, document, cached, continues, tokens, lag, order)
-        return Rows(attachment.pathway, recent is not None, real, active, present, order)
+        lag, continues = attachment.pathway.lag, recent is not None
+        present = present_states(active, document, cached, continues, tokens, lag, order)
+        return Rows(attachment.pathway, continues, real, active, present, order)

@@ -14,7 +14,7 @@ from undertow.depth.arguments import LoopArguments, loop_arguments
 from undertow.depth.cache import DepthCache, depth_layers
 from undertow.depth.forward import DepthForward, DepthReport
 from undertow.errors import ConfigError, DataError
-from undertow.host.arguments import Call, CallLayout, pick_rows, replace
+from undertow.host.arguments import Call, CallLayout, changed, pick_rows
 from undertow.host.attachment import Attachment, HostedDepth
 from undertow.host.checkpointing import checkpoints, without_checkpointing
 from undertow.host.stack import Recording
@@ -96,7 +96,7 @@ class HostedLoop:
         """Have the recorded layers called with this cache."""
 
         def change(call: Call, layout: CallLayout) -> Call:
-            return replace(call, lambda path, value: cache if path == layout.cache else value)
+            return call if layout.cache is None else changed(call, {layout.cache: cache})
 
         self.recording.calls = self.changed_calls(change)
 

@@ -14,6 +14,7 @@ of tokens that each receive what a solver gives them. Token numbers are those of
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
@@ -24,7 +25,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 
-from undertow.host.arguments import Call, CallLayout, Cutter, Group, Path, replace
+from undertow.host.arguments import Call, Cutter, Group, Path, changed, found
 from undertow.host.attachment import Attachment
 from undertow.host.checkpointing import checkpoints, is_reentrant, without_checkpointing
 from undertow.host.looping import HostedLoop, RunLayer
@@ -63,7 +64,7 @@ def run_sites(
 
 
 @dataclass(eq=False)
-class Mode:
+class Mode(ABC):
     """What the modes share.
 
     Attributes:
@@ -83,6 +84,23 @@ class Mode:
     cache: Cache | None
     past: int
     loop: HostedLoop | None
+
+    def of_tokens(self, start: int, stop: int) -> Mode:
+        """What runs tokens `start` to `stop`."""
+        return self
+
+    @abstractmethod
+    def step(self, start: int, stop: int, state: torch.Tensor | None) -> Stepped:
+        """One group of tokens, after the states ``[B, lag, W]`` of those before it, if any."""
+
+    @abstractmethod
+    def sweep(
+        self, start: int, stop: int, received: torch.Tensor | None, last: bool = False
+    ) -> Swept:
+        """Tokens that receive the states ``[B, n, W]``, if any; the `last` gives the output."""
+
+    def finish(self) -> None:  # noqa: B027
+        """Leave the model's cache filled, and let go of the graph."""
 
     def group(
         self, start: int, stop: int, hidden: torch.Tensor, state: torch.Tensor | None, run: RunLayer
@@ -124,25 +142,22 @@ class Mode:
     def calls_without_cache(self) -> dict[int, Call]:
         """The calls of the block's layers as the backbone made them, but for the cache and the room
         of a static one."""
-        tokens, recording = self.hidden.shape[1], self.recording
-
-        def change(path: Path, value: Any, layout: CallLayout) -> Any:
-            if isinstance(value, Cache):
-                return None
-            axes = layout.axes.get(path, ()) if isinstance(value, torch.Tensor) else ()
-            if "key" in axes and value.shape[axes.index("key")] > tokens:
-                return value.narrow(axes.index("key"), 0, tokens)
-            return value
-
+        tokens = self.hidden.shape[1]
         shared: dict[int, Call] = {}
-        calls = {}
         for layer in self.pathway.block:
-            call = recording.calls[layer]
-            if id(call[1]) not in shared:
-                layout = self.attachment.layouts[layer]
-                shared[id(call[1])] = replace(call, functools.partial(change, layout=layout))
-            calls[layer] = shared[id(call[1])]
-        return calls
+            call, layout = self.recording.calls[layer], self.attachment.layouts[layer]
+            if id(call[1]) in shared:
+                continue
+            values: dict[Path, Any] = {}
+            for path, value in found(call, layout.changing):
+                if path == layout.cache:
+                    values[path] = None
+                elif isinstance(value, torch.Tensor) and "key" in layout.axes[path]:
+                    axis = layout.axes[path].index("key")
+                    if value.shape[axis] > tokens:
+                        values[path] = value.narrow(axis, 0, tokens)
+            shared[id(call[1])] = changed(call, values)
+        return {layer: shared[id(self.recording.calls[layer][1])] for layer in self.pathway.block}
 
     @cached_property
     def cutter(self) -> Cutter:
@@ -190,16 +205,15 @@ class WholeSequence(Mode):
         shared = {each.name: getattr(self, each.name) for each in fields(Mode)}
         return Rollout(**shared, learning=self.learning, checkpointing=self.checkpointing)
 
+    def of_tokens(self, start: int, stop: int) -> Mode:
+        return self if stop - start == self.hidden.shape[1] else self.rollout
+
     def step(self, start: int, stop: int, state: torch.Tensor | None) -> Stepped:
-        if stop - start < self.hidden.shape[1]:
-            return self.rollout.step(start, stop, state)
         return self.group(start, stop, self.hidden, state, self.layers(last=True))
 
     def sweep(
         self, start: int, stop: int, received: torch.Tensor | None, last: bool = False
     ) -> Swept:
-        if stop - start < self.hidden.shape[1]:
-            return self.rollout.sweep(start, stop, received, last)
         _, written = self.rows.between(start, stop)
         return run_sites(self.pathway, self.hidden, received, written, self.layers(last))
 
@@ -214,9 +228,10 @@ class WholeSequence(Mode):
         return self.on_all(lambda layer, hidden: recording.run(layer, hidden, calls[layer]))
 
     def finish(self) -> None:
-        """Give the keys and values of a rollout to the model's cache, and let go of the graph."""
         if "rollout" in vars(self):
-            self.rollout.finish(fill=self.unfilled)
+            self.rollout.finish()
+            if self.unfilled:
+                self.rollout.fill()
 
 
 @dataclass(eq=False)
@@ -286,11 +301,11 @@ class Rollout(Mode):
 
         return run if self.loop is None else looped(self.loop, run, start)
 
-    def finish(self, fill: bool) -> None:
-        """Let go of the graph, and `fill` the model's cache with the keys and values."""
+    def finish(self) -> None:
         self.chain = None  # a checkpointed graph holds this, which must not hold the graph
-        if not fill:
-            return
+
+    def fill(self) -> None:
+        """Give the keys and values to the cache that the model was called with."""
         assert self.cache is not None
         loop = self.loop
         for layer, iteration in self.keys_and_values.filled():
@@ -345,6 +360,3 @@ class Continuation(Mode):
             return run
         loop.cursor.start = self.past + start
         return looped(loop, run, start)
-
-    def finish(self) -> None:
-        """The cache has grown with the groups."""
