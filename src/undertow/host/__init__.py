@@ -1,4 +1,16 @@
-"""The one room that knows transformers' insides: it joins pathways and solvers to a model."""
+"""The one room that knows transformers' insides: it joins pathways and solvers to a model.
+
+Where to look:
+
+- on disk: `adapters` (PEFT), `loading`, `saving`, `described`, `folder_config`
+- attaching: `attach`, `intercept` (what is put on a model), `given` (what users hand over),
+  `learning` (the probe forwards)
+- a forward: `forward`, `block` (what solvers see), `modes` (how the layers run), `looping`
+- what a forward works on: `stack` (the list that records), `collecting`, `state`,
+  `rollout_cache`, `tokens` (padding and documents), `checkpointing`
+- the recurrence in a model: `attachment` and its finders, `vocabulary`, `owners`, `support`,
+  `offloading`, `arguments` (of layer calls)
+"""
 
 from importlib.util import find_spec
 

@@ -236,7 +236,8 @@ class Cutter:
         if self.shared[layer] and shared in group.done:
             done: Call = group.done[shared]
             return done
-        call, layout, count = self.calls[layer], self.layouts[layer], group.stop - group.start
+        call, layout = self.calls[layer], self.layouts[layer]
+        count = group.stop - group.start
         values: dict[Path, Any] = {}
         for path, value in found(call, layout.changing):
             memo = (id(value), keys)

@@ -57,7 +57,8 @@ class Forward:
 
     def run(self, recording: Recording) -> torch.Tensor:
         """The output ``[B, T, D]`` of the last layer, recurrence included."""
-        attachment, hidden, layers = self.attachment, recording.hidden, len(recording.layers)
+        attachment, hidden = self.attachment, recording.hidden
+        layers = len(recording.layers)
         with collecting(attachment, self.inputs, hidden, layers) as recording.collected:
             try:
                 cache = cache_of(recording.calls[0], attachment.layouts[0])

@@ -72,7 +72,7 @@ def check_model(model: Any) -> None:
 
 
 def check_recurrence(recurrence: Any) -> None:
-    """Refuse what is given as a recurrence and is none."""
+    """Refuse what is given as a recurrence and is not one."""
     if not isinstance(recurrence, Recurrence | Looped):
         kinds: dict[str, Any] = {**RECURRENCES, Looped.kind: Looped}
         raise ConfigError(
@@ -83,7 +83,7 @@ def check_recurrence(recurrence: Any) -> None:
 
 
 def check_solver(name: str, solver: Any) -> None:
-    """Refuse what is given as a solver and is none; None asks for no other than before."""
+    """Refuse what is given as a solver and is not one; None keeps the one before."""
     if solver is not None and not isinstance(solver, Solver):
         raise ConfigError(_no_instance(name, solver, (Solver,), SOLVERS, "undertow.Sequential()"))
 
@@ -137,7 +137,7 @@ def check_names(model: nn.Module, given: Mapping[str, Any]) -> None:
 
 
 def check_given(attachment: Attachment, inputs: Mapping[str, Any]) -> None:
-    """Refuse arguments for a recurrence that the model has not, and a mask that is none.
+    """Refuse arguments for a recurrence that the model does not have, and a mask that is not one.
 
     Raises:
         ConfigError, DataError: there is one; says which.
@@ -165,7 +165,7 @@ def check_given(attachment: Attachment, inputs: Mapping[str, Any]) -> None:
 
 
 def check_mask(mask: Any) -> None:
-    """Refuse what is given as a `recurrent_mask` and is no tensor."""
+    """Refuse a `recurrent_mask` that is not a tensor."""
     if not isinstance(mask, torch.Tensor):
         raise DataError(
             f"recurrent_mask is {shown(mask)}; give a tensor of 1 and 0, one a token, as "
@@ -174,8 +174,8 @@ def check_mask(mask: Any) -> None:
 
 
 def _validate_model_kwargs(self: Any, model_kwargs: dict[str, Any]) -> None:
-    """The class's check of what `generate` is given, after one for names near ours, which it would
-    not know the mend of."""
+    """The class's check of what `generate` is given, after one for names near ours, for
+    which it could not name ours."""
     check_names(self, model_kwargs)
     mask, padding = model_kwargs.get("recurrent_mask"), model_kwargs.get("attention_mask")
     if mask is not None:

@@ -34,7 +34,8 @@ class Observer:
     untouched."""
 
     def __init__(self, backbone: nn.Module, stack: nn.ModuleList | None, arity: int = 0) -> None:
-        self.backbone, self.stack, self.arity, self.ran = backbone, stack, arity, False
+        self.backbone, self.stack = backbone, stack
+        self.arity, self.ran = arity, False
         self.recordings: list[tuple[Recording, torch.Tensor]] = []
 
     def run(self, recording: Recording) -> torch.Tensor:

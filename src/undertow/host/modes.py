@@ -293,8 +293,8 @@ class Rollout(Mode):
 
     def layers(self, start: int, stop: int) -> RunLayer:
         """The layers on tokens `start` to `stop`, called for these and all keys so far."""
-        cutter, recording, cache = self.cutter, self.recording, self.keys_and_values
-        group = Group(start, stop, cache, self.hidden.device)
+        cutter, recording = self.cutter, self.recording
+        group = Group(start, stop, self.keys_and_values, self.hidden.device)
 
         def run(layer: int, hidden: torch.Tensor) -> torch.Tensor:
             return run_plain(recording, layer, hidden, cutter.cut(layer, group, (0, stop)), start)
@@ -344,7 +344,8 @@ class Continuation(Mode):
     def layers(self, start: int, stop: int) -> RunLayer:
         """The layers on tokens `start` to `stop`, called for these and the keys that each sees."""
         assert self.cache is not None
-        cutter, recording, cache, loop = self.cutter, self.recording, self.cache, self.loop
+        cutter, recording = self.cutter, self.recording
+        cache, loop = self.cache, self.loop
         group, first_keys = Group(start, stop, cache, self.hidden.device), self.first_keys
 
         def run(layer: int, hidden: torch.Tensor) -> torch.Tensor:

@@ -205,13 +205,15 @@ class WriteSlot(torch.autograd.Function):
         start: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.layer, ctx.start, ctx.stop = layer, start, start + keys.shape[-2]
+        ctx.layer = layer
+        ctx.start, ctx.stop = start, start + keys.shape[-2]
         return *layer.write(keys, values, start), link.new_empty(())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        layer, start, stop = ctx.layer, ctx.start, ctx.stop
+        layer = ctx.layer
+        start, stop = ctx.start, ctx.stop
         # Another pass through the same graph starts from zero, whatever part of the graph the last
         # one ran.
         backward_pass = torch._C._current_graph_task_id()
@@ -237,7 +239,8 @@ class RolloutCache(Cache):
     def __init__(
         self, layers: int, tokens: int, iterations: int = 1, cursor: Cursor | None = None
     ) -> None:
-        self.slot, self.count, self.cursor = Slot(tokens), layers, cursor or Cursor()
+        self.slot, self.count = Slot(tokens), layers
+        self.cursor = cursor or Cursor()
         super().__init__(layers=[RolloutLayer(self.slot) for _ in range(layers * iterations)])
 
     def update(
@@ -263,7 +266,8 @@ class RolloutCache(Cache):
         try:
             yield self.slot
         finally:
-            self.slot.chain, self.slot.seen, self.slot.writer = None, (), None
+            self.slot.chain = self.slot.writer = None
+            self.slot.seen = ()
 
     def filled(self) -> list[tuple[int, int]]:
         """The layers that hold something, each with its iteration, in order."""

@@ -67,7 +67,7 @@ def warn_of_unknown_class(model: PreTrainedModel) -> None:
     known = known_class(name, model.config)
     if known is None or not isinstance(model, known):
         warnings.warn(
-            f"{name} is no class that AutoModelForCausalLM knows: a folder that this model saves "
+            f"AutoModelForCausalLM does not know the class {name}: a folder that this model saves "
             f"will load only after it is registered, so {registering(name, model.config)}",
             stacklevel=3,
         )

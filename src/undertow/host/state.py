@@ -43,7 +43,8 @@ class StateLayer(Rows):
         self, recurrence: Any, lag: int, computed_in: torch.dtype, is_compileable: bool = False
     ) -> None:
         super().__init__()
-        self.recurrence, self.lag, self.computed_in = recurrence, lag, computed_in
+        self.recurrence, self.lag = recurrence, lag
+        self.computed_in = computed_in
         self.is_compileable = (
             is_compileable  # as the other layers: it decides how a static cache is masked
         )
@@ -147,7 +148,7 @@ def state_layer(
     layer = next((layer for layer in cache.layers[layers:] if isinstance(layer, StateLayer)), None)
     if not looped and any(isinstance(each, Ledger) for each in cache.layers[layers:]):
         raise DataError(
-            "the cache was filled by a model with a recurrence in depth, which this one has not; "
+            "the cache was filled by a model with a recurrence in depth, and this one has none; "
             "start with an empty cache and give this model all tokens"
         )
     if past == 0 and (layer is None or not layer.seen):

@@ -21,7 +21,7 @@ class RowOrder:
     """The order of each row's tokens where padding stands between them.
 
     Attributes:
-        real: which tokens are no padding, ``[B, T]``.
+        real: which tokens are not padding, ``[B, T]``.
     """
 
     def __init__(self, real: torch.Tensor) -> None:
@@ -63,7 +63,7 @@ def _pick(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def real_tokens(
     attention_mask: Any, masks: Sequence[torch.Tensor], batch: int, tokens: int, past: int
 ) -> torch.Tensor | None:
-    """Which of the new tokens are no padding, ``[B, T]``; None where all are.
+    """Which of the new tokens are not padding, ``[B, T]``; None where all are.
 
     `attention_mask` is what the model was given. Where that is no ``[B, past + T]`` mask (a static
     cache makes it 4-D before the forward), padding is read off what layers attend to, `masks` ``[B,
@@ -147,7 +147,7 @@ def documents(
     is a single document. Both show in what the layers attend to, `masks` ``[B, 1, T, keys]``: a
     document begins where a token does not attend to the one before. With `by_positions` attention
     makes no masks, and goes by the positions. `since` ``[B, 1]`` is how far before the first new
-    token each row's last cached one is that is no padding; None for 1.
+    token each row's last cached one is that is not padding; None for 1.
     """
     if attention_mask is None:
         if position_ids is None or position_ids.shape[-1] == 1:
@@ -238,11 +238,11 @@ class Rows:
     """What a forward knows of its new tokens: which receive a state, and where a write counts.
 
     Attributes:
-        real: which are no padding, ``[B, T]``; None for all.
+        real: which are not padding, ``[B, T]``; None for all.
         active: which carry and receive a state, ``[B, T]``; None for all.
         present: which have a state to receive, ``[B, T]``; None for all. It says so of all but a
             sequence's first `lag` tokens, unless there is an `order`.
-        order: the order of those that are no padding; None where they stand in it.
+        order: the order of those that are not padding; None where they stand in it.
         starts: whether the sequence's first `lag` tokens, which receive nothing, are not among
             those of `present`.
     """
@@ -257,7 +257,8 @@ class Rows:
         order: RowOrder | None,
     ) -> None:
         """`continues` says that tokens with states are before them."""
-        self.real, self.active, self.present, self.order = real, active, present, order
+        self.real, self.active = real, active
+        self.present, self.order = present, order
         self.lag, self.always_written = pathway.lag, pathway.writes_without_state
         self.starts = not continues and order is None
 
