@@ -117,17 +117,17 @@ class Mode(ABC):
         output, readings = run_sites(pathway, hidden, received, written, run)
         return output, pathway.update(readings, state)
 
+    @cached_property
+    def checkpointing(self) -> bool:
+        """Whether the library would checkpoint a layer of the block."""
+        return any(checkpoints(self.recording.layers[index]) for index in self.pathway.block)
+
     def on_all(self, run: RunLayer) -> RunLayer:
         """`run` on all tokens: with checkpoints of ours in place of the library's own reentrant
         ones, which no adjoint can differentiate through, and with the loop, if there is one."""
-        if torch.is_grad_enabled() and self.has_reentrant:
+        if torch.is_grad_enabled() and self.checkpointing:
             run = functools.partial(self.checkpointed, run)
         return run if self.loop is None else looped(self.loop, run, 0)
-
-    @cached_property
-    def has_reentrant(self) -> bool:
-        """Whether the library would checkpoint a layer of the block by reentrant autograd."""
-        return any(is_reentrant(self.recording.layers[layer]) for layer in self.pathway.block)
 
     def checkpointed(self, run: RunLayer, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         """A layer by a checkpoint of ours, or by `run` if the library would not checkpoint it by
@@ -194,16 +194,16 @@ class WholeSequence(Mode):
             self.hidden.requires_grad
             or any(p.requires_grad for module in modules for p in module.parameters())
         )
-        self.checkpointing = self.learning and any(checkpoints(layer) for layer in layers)
         # Whether the model's cache lacks the block's keys and values, which one pass alone fills,
         # however many a solver makes.
-        self.unfilled = self.cache is not None and not self.checkpointing
+        self.unfilled = self.cache is not None and not (self.learning and self.checkpointing)
 
     @cached_property
     def rollout(self) -> Rollout:
         """The groups and spans of this sequence, once the first is asked for."""
         shared = {each.name: getattr(self, each.name) for each in fields(Mode)}
-        return Rollout(**shared, learning=self.learning, checkpointing=self.checkpointing)
+        recomputing = self.learning and self.checkpointing
+        return Rollout(**shared, learning=self.learning, recomputing=recomputing)
 
     def of_tokens(self, start: int, stop: int) -> Mode:
         return self if stop - start == self.hidden.shape[1] else self.rollout
@@ -240,13 +240,13 @@ class Rollout(Mode):
 
     Attributes:
         learning: whether a gradient is wanted.
-        checkpointing: whether groups are computed again in the backward pass.
+        recomputing: whether groups are computed again in the backward pass.
         keys_and_values: those of all groups so far.
         chain: the link that the next write into these follows; None where no gradient is wanted.
     """
 
     learning: bool
-    checkpointing: bool
+    recomputing: bool
 
     def __post_init__(self) -> None:
         layers, tokens = len(self.recording.layers), self.hidden.shape[1]
@@ -259,7 +259,7 @@ class Rollout(Mode):
 
     def step(self, start: int, stop: int, state: torch.Tensor | None) -> Stepped:
         run: Callable[..., Any] = self.linked
-        if self.checkpointing and torch.is_grad_enabled():
+        if self.recomputing and torch.is_grad_enabled():
             # The library's own checkpointing would take the cache away; a whole group is
             # checkpointed instead.
             run = functools.partial(checkpoint, self.linked, use_reentrant=False)
@@ -275,7 +275,7 @@ class Rollout(Mode):
         hidden = self.hidden[:, start:stop]
         with (
             self.keys_and_values.group(start, chain if learning else None) as slot,
-            UnrepeatedHeads(slot) if repeats and not self.checkpointing else nullcontext(),
+            UnrepeatedHeads(slot) if repeats and not self.recomputing else nullcontext(),
         ):
             output, states = self.group(start, stop, hidden, state, self.layers(start, stop))
             return output, states, slot.chain if learning else chain
