@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM
 
 import undertow
 from undertow.cli.main import main
-from undertow.config import from_mapping
 from undertow.errors import CheckpointError, ConfigError
 from undertow.lab.runs.recipe import Recipe
 from undertow.lab.runs.run import Run
 from undertow.lab.tasks import TASKS
+from undertow.mapping import from_mapping
 from undertow.plugins import GROUP, load_installed, load_plugins
 from undertow.solvers import SOLVERS
 

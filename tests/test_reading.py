@@ -17,11 +17,11 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from undertow.config import from_mapping, load_config
 from undertow.errors import CheckpointError, ConfigError, UndertowError
 from undertow.lab.runs.log import read_log
 from undertow.lab.runs.results import read_accuracies, read_loss
 from undertow.lab.training import Recipe
+from undertow.mapping import from_mapping, load_config
 from undertow.reading import (
     NESTED,
     MalformedError,
@@ -282,12 +282,12 @@ def test_a_wrong_setting_is_told_with_file_and_line(tmp_path: Path) -> None:
         ),
         (
             {"task": {"kind": "parity", "max_length": 10**6}},
-            "max_length is 1000000, but examples have 100,000 parts at most",
+            "task: max_length is 1000000; use 100,000 or less",
         ),
         ({"output": "a\0b"}, "holds a character that no file can"),
         ({"output": " "}, "output is empty"),
         ({"seeds": [1, 1]}, "seeds holds 1 twice"),
-        ({"seeds": [2**32]}, "seeds holds 4294967296; use less than 2^32"),
+        ({"seeds": [2**32]}, "seeds holds 4294967296; use 4,294,967,295 or less"),
         *(
             ({"name": name}, "it names a folder in output")
             for name in ("", ".", "..", "/x", "a/b", "a\\b", "a\nb", " x", "\u202e")

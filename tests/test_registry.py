@@ -1,7 +1,6 @@
 """Kinds of one's own: registered in one line, valid wherever one of the family is named."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,12 +12,14 @@ from transformers import AutoModelForCausalLM
 
 import undertow
 from undertow import T2MLR, ConfigError, Scan
-from undertow.config import apply_overrides, describe, from_mapping, to_mapping
 from undertow.depth.exits import EXIT_RULES, ExitRule
+from undertow.describe import describe
 from undertow.lab.runs.recipe import Recipe
 from undertow.lab.tasks import TASKS, Example, GeneratedTask
+from undertow.mapping import apply_overrides, from_mapping, to_mapping
 from undertow.pathways import RECURRENCES
 from undertow.registry import kinds, register
+from undertow.settings import settings
 from undertow.solvers import SOLVERS, Sequential, Solver
 
 pytestmark = pytest.mark.usefixtures("own_kinds")
@@ -36,7 +37,7 @@ class Deep(ExitRule):
     kind = "deep"
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class Reverse(GeneratedTask):
     kind: ClassVar[str] = "reverse"
     longest: int = 8

@@ -11,10 +11,10 @@ import yaml
 from safetensors.torch import load_file
 
 import undertow
-from undertow.config import from_mapping
 from undertow.lab.runs.log import read_log
 from undertow.lab.training import Recipe
 from undertow.lab.training.log import RunLog
+from undertow.mapping import from_mapping
 
 TURBOCONN: dict[str, Any] = {
     "kind": "turboconn",

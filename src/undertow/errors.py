@@ -60,3 +60,25 @@ def nearest(name: object, known: Iterable[str]) -> str:
     close."""
     matches = difflib.get_close_matches(str(name), list(known), n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A value in a message: a class by its name, anything else as Python writes it, on one line and
+    cut short."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, str):
+        text = value.strip("\r\n")
+        return repr(text if len(text) <= most else f"{text[:most]}...")
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def join(section: str, name: object) -> str:
+    """A dotted key that a message can bear: of one line, and not too long."""
+    text = str(name) if str(name).isprintable() else repr(name)
+    text = text if len(text) <= 80 else f"{text[:77]}..."
+    return f"{section}.{text}" if section else text

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from undertow.errors import ConfigError
-from undertow.fields import shown
+from undertow.errors import ConfigError, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from undertow.annotations import field_types
 from undertow.cli.main import main
-from undertow.config_help import field_types
 from undertow.lab.runs.recipe import TrainingSection
 from undertow.lab.study.settings import Study
 from undertow.lab.training import Recipe

@@ -14,8 +14,8 @@ import tiny
 import torch
 
 from undertow.cli.main import main
-from undertow.config import save_yaml
 from undertow.lab.runs.run import Run
+from undertow.mapping import save_yaml
 
 CONNECTIONS = "--recurrence.connections="
 

@@ -171,9 +171,9 @@ def test_policies_keep_what_they_say() -> None:
         Last().slots(32),
         Full().slots(32),
     ] == [12, 4, 2, 1, 32]
-    with pytest.raises(ConfigError, match="the cache budget is 0"):
+    with pytest.raises(ConfigError, match="Budget: iterations is 0"):
         Budget(0)
-    with pytest.raises(ConfigError, match="anchor"):
+    with pytest.raises(ConfigError, match="Anchor"):
         Anchor(0, 4)
 
 

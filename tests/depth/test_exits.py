@@ -169,7 +169,7 @@ def test_mistakes() -> None:
         (lambda: LatentDifference(minimum=0), "minimum is 0"),
         (lambda: ArgmaxStability(0), "times is 0"),
         (lambda: Scripted(()), "depths is"),
-        (lambda: Scripted((0,)), "a depth of the script is 0"),
+        (lambda: Scripted((0,)), "depths holds 0"),
         (lambda: LearnedGate(0.0), "quantile is 0"),
     ):
         with pytest.raises(ConfigError, match=match):

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 import undertow
 from undertow import Looped
-from undertow.config import from_mapping, to_mapping
 from undertow.depth import (
     Anchor,
     Budget,
@@ -30,6 +29,7 @@ from undertow.depth import (
 from undertow.depth.monitors import StateMonitor, state_measures
 from undertow.depth.objectives import exit_distribution, expected_loss, gate_loss
 from undertow.errors import CheckpointError, ConfigError, DataError
+from undertow.mapping import from_mapping, to_mapping
 
 
 def test_presets() -> None:
@@ -63,9 +63,9 @@ def test_presets() -> None:
         (((0,), (2, 3), (1,)), "go up and down"),
         (((0,), (), (1,)), "core is empty"),
         (((-1,), (0,), ()), "layer -1 is picked"),
-        ((0, (1,), ()), "prelude is 0; give a tuple of layer numbers"),
-        (((0,), (1.0,), ()), r"core is \(1.0,\); give a tuple of layer numbers"),
-        (((0,), (1,), (), "add"), "injection is 'add'; choose one of adapter, none"),
+        ((0, (1,), ()), r"Looped\.prelude: expected \[whole number, \.\.\.\], got 0"),
+        (((0,), (1.0,), ()), r"Looped\.core\[0\]: expected whole number, got 1\.0"),
+        (((0,), (1,), (), "add"), "injection: expected one of 'adapter', 'none', got 'add'"),
     ],
 )
 def test_wrong_picks(picks: tuple, match: str) -> None:
@@ -99,14 +99,14 @@ def test_what_a_forward_refuses() -> None:
     [
         (lambda: DepthCache(4), "the cache policy is 4; give one such as"),
         (lambda: DepthCache(Last), "the cache policy is <class"),
-        (lambda: Budget(2.5), "the cache budget is 2.5; use a whole number"),
-        (lambda: Anchor(1.5, 2), "the anchor's first is 1.5; use a whole number"),
-        (lambda: Scripted(3), "depths is 3; give a tuple"),
-        (lambda: Scripted((1.5,)), "a depth of the script is 1.5"),
-        (lambda: LatentDifference("a"), "threshold is 'a'"),
-        (lambda: KLDivergence(minimum=1.5), "minimum is 1.5"),
+        (lambda: Budget(2.5), r"Budget\.iterations: expected whole number, got 2\.5"),
+        (lambda: Anchor(1.5, 2), r"Anchor\.first: expected whole number, got 1\.5"),
+        (lambda: Scripted(3), r"depths: expected \[whole number, \.\.\.\], got 3"),
+        (lambda: Scripted((1.5,)), r"depths\[0\]: expected whole number, got 1\.5"),
+        (lambda: LatentDifference("a"), "threshold: expected number, got 'a'"),
+        (lambda: KLDivergence(minimum=1.5), r"minimum: expected whole number, got 1\.5"),
         (lambda: MinPKL(share=2), "share is 2"),
-        (lambda: Looped.whole(4.0), "layers is 4.0; give the number"),
+        (lambda: Looped.whole(4.0), r"layers: expected whole number, got 4\.0"),
     ],
 )
 def test_values_that_mean_nothing(make: Any, match: str) -> None:

@@ -334,8 +334,8 @@ def test_soft_tokens_mix_the_expected_embedding_in() -> None:
         ),
         (lambda: T2MLR(-1, 2).build(4, 8), "first_layer -1 is outside"),
         (lambda: T2MLR.from_paper(0, 4).build(4, 8), "first_layer -1 is outside"),
-        (lambda: SoftToken(-0.1), "soft-token weight is -0.1"),
-        (lambda: SoftToken(1.5), "use a number from 0 to 1"),
+        (lambda: SoftToken(-0.1), "SoftToken: weight is -0.1"),
+        (lambda: SoftToken(1.5), "weight is 1.5; use 1 or less"),
         (lambda: SoftToken(0.1).build(4, 8), "needs the model's vocabulary"),
     ],
 )

@@ -569,13 +569,13 @@ def test_without_gradients_all_is_exact_and_nothing_is_remembered(measured: list
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"tolerance": 0.0}, "auto's tolerance is 0.0; use a share between 0 and 1"),
-        ({"tolerance": 1.0}, "auto's tolerance is 1.0; use a share between 0 and 1"),
-        ({"tolerance": -0.1}, "auto's tolerance is -0.1; use a share between 0 and 1"),
-        ({"every": 0}, "auto measures every 0 forwards; use 1 or more"),
-        ({"rollout_cost": 0.0}, "auto's rollout_cost is 0.0 sweeps; use 1 or more"),
-        ({"rollout_cost": 0.5}, "auto's rollout_cost is 0.5 sweeps; use 1 or more"),
-        ({"rollout_cost": -1.0}, "auto's rollout_cost is -1.0 sweeps; use 1 or more"),
+        ({"tolerance": 0.0}, "tolerance is 0.0; use more than 0, and less than 1"),
+        ({"tolerance": 1.0}, "tolerance is 1.0; use more than 0, and less than 1"),
+        ({"tolerance": -0.1}, "tolerance is -0.1; use more than 0, and less than 1"),
+        ({"every": 0}, "Auto: every is 0; use 1 or more"),
+        ({"rollout_cost": 0.0}, "Auto: rollout_cost is 0.0; use 1 or more"),
+        ({"rollout_cost": 0.5}, "Auto: rollout_cost is 0.5; use 1 or more"),
+        ({"rollout_cost": -1.0}, "Auto: rollout_cost is -1.0; use 1 or more"),
         ({"gradient": "full"}, "auto's gradient is 'full'; its states have no graph"),
         (
             {"gradient": "truncated(2)"},

@@ -18,8 +18,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    from undertow.config import apply_overrides, from_mapping
     from undertow.lab.benchmark import Bench, bench
+    from undertow.mapping import apply_overrides, from_mapping
 
     print(bench(from_mapping(Bench, apply_overrides({}, overrides)), options.output))
 

@@ -40,7 +40,7 @@ class Command:
         """What --help says of the settings, from the fields of their configuration class."""
         if self.settings is None:
             return None
-        from undertow.config import describe
+        from undertow.describe import describe
         from undertow.plugins import load_installed
 
         load_installed()

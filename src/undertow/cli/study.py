@@ -13,9 +13,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    from undertow.config import load_config
     from undertow.lab.study.settings import Study
     from undertow.lab.study.study import study
+    from undertow.mapping import load_config
 
     settings = load_config(Study, options.study, overrides)
     print(study(settings.with_plugins(options.plugin)))

@@ -14,8 +14,7 @@ import torch
 
 from undertow.depth.exits import EXIT_RULES, ExitRule
 from undertow.depth.loop import Steps
-from undertow.errors import ConfigError
-from undertow.fields import shown
+from undertow.errors import ConfigError, shown
 
 # Called after an iteration with its number and the states ``[B, T, D]`` before and after it.
 Watcher = Callable[[int, torch.Tensor, torch.Tensor], None]

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from transformers.cache_utils import Cache
 
+from undertow.depth.arguments import is_whole
 from undertow.depth.cache_layers import Cursor, DepthLayer, Ledger
 from undertow.depth.policy import CachePolicy, Full
 from undertow.errors import ConfigError, DataError
-from undertow.fields import fitting
 
 # Tokens to make room for where nobody says how many will come; the room doubles when it is full.
 FIRST_TOKENS = 64
@@ -51,8 +51,10 @@ class DepthCache(Cache):
             raise ConfigError(
                 f"the cache policy is {policy!r}; give one such as undertow.depth.Budget(4)"
             )
+        if not is_whole(tokens):
+            raise ConfigError(f"tokens is {tokens!r}; give a whole number")
         super().__init__(layers=[])
-        self.policy, self.tokens = policy or Full(), max(fitting("tokens", int, tokens), 1)
+        self.policy, self.tokens = policy or Full(), max(int(tokens), 1)
 
     @property
     def depths(self) -> torch.Tensor:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field, PositiveFloat
 from torch.nn import functional as F
 
-from undertow.depth.loop import check_depth
+from undertow.depth.loop import Iterations
 from undertow.errors import ConfigError
-from undertow.fields import check_fields
 from undertow.registry import family, kinds, register
+from undertow.settings import Share, settings
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Evidence:
 
 
 @family
-@dataclass(frozen=True)
+@settings
 class ExitRule:
     """The base of all rules: settings, and `decide`.
 
@@ -55,12 +56,8 @@ class ExitRule:
     needs_logits: ClassVar[bool] = False
     needs_gate: ClassVar[bool] = False
 
-    minimum: int = field(default=1, kw_only=True)
+    minimum: Iterations = field(default=1, kw_only=True)
     """Iterations before the first check: no token stops earlier."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_depth("minimum", self.minimum)
 
     def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
         """Which tokens may stop after this iteration, ``[b, T]`` of bools.
@@ -71,26 +68,18 @@ class ExitRule:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@settings
 class _Threshold(ExitRule):
-    threshold: float = 0.0
+    threshold: PositiveFloat = 1e-3
     """Stop when the quantity is below this."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threshold <= 0:
-            raise ConfigError(
-                f"threshold is {self.threshold}; nothing is below it, so use more than 0"
-            )
 
 
 @register
-@dataclass(frozen=True)
 class LatentDifference(_Threshold):
     """Stop when the state hardly changes: ‖s_i - s_{i-1}‖ / ‖s_i‖."""
 
     kind: ClassVar[str] = "latent-difference"
-    threshold: float = 0.03
+    threshold: PositiveFloat = 1e-33
     """Stop when the relative change is below this."""
 
     def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -99,12 +88,11 @@ class LatentDifference(_Threshold):
 
 
 @register
-@dataclass(frozen=True)
 class Cosine(_Threshold):
     """Stop when the state hardly turns: 1 - cos(s_i, s_{i-1})."""
 
     kind: ClassVar[str] = "cosine"
-    threshold: float = 1e-3
+    threshold: PositiveFloat = 1e-3
     """Stop when the distance is below this."""
 
     def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -115,13 +103,12 @@ class Cosine(_Threshold):
 
 
 @register
-@dataclass(frozen=True)
 class KLDivergence(_Threshold):
     """Stop when the prediction hardly changes: KL(p_{i-1} ‖ p_i). The paper's threshold."""
 
     kind: ClassVar[str] = "kl"
     needs_logits: ClassVar[bool] = True
-    threshold: float = 5e-4
+    threshold: PositiveFloat = 5e-4
     """Stop when the divergence is below this."""
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
@@ -136,21 +123,15 @@ class KLDivergence(_Threshold):
 
 
 @register
-@dataclass(frozen=True)
 class MinPKL(KLDivergence):
     """KL after every probability below `share` of the largest becomes 1/V: the tail's noise does
     not count."""
 
     kind: ClassVar[str] = "min-p-kl"
-    threshold: float = 1e-5
+    threshold: PositiveFloat = 1e-5
     """Stop when the divergence is below this."""
-    share: float = 0.1
+    share: Share = 0.1
     """Probabilities below this share of the largest are levelled."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.share < 1:
-            raise ConfigError(f"share is {self.share}; use 0 or more, and less than 1")
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
         probabilities = F.softmax(logits.float(), dim=-1)
@@ -160,13 +141,12 @@ class MinPKL(KLDivergence):
 
 
 @register
-@dataclass(frozen=True)
 class EntropyDifference(_Threshold):
     """Stop when the prediction's entropy hardly changes: |H_i - H_{i-1}|."""
 
     kind: ClassVar[str] = "entropy-difference"
     needs_logits: ClassVar[bool] = True
-    threshold: float = 1e-3
+    threshold: PositiveFloat = 1e-3
     """Stop when the difference is below this, in nats."""
 
     def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -179,18 +159,13 @@ class EntropyDifference(_Threshold):
 
 
 @register
-@dataclass(frozen=True)
 class ArgmaxStability(ExitRule):
     """Stop when the likeliest token stays the same."""
 
     kind: ClassVar[str] = "argmax-stability"
     needs_logits: ClassVar[bool] = True
-    times: int = 5
+    times: Iterations = 5
     """Iterations in a row that must each confirm the one before."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_depth("times", self.times)
 
     def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
         now, before = _logits(evidence).argmax(-1), memory.get("argmax")
@@ -202,21 +177,17 @@ class ArgmaxStability(ExitRule):
 
 
 @register
-@dataclass(frozen=True)
 class Scripted(ExitRule):
     """A depth for each absolute position, given beforehand."""
 
     kind: ClassVar[str] = "scripted"
-    depths: tuple[int, ...] = (1,)
+    depths: tuple[Iterations, ...] = (1,)
     """Iterations of the tokens at positions 0, 1, 2, ...; the last one holds for all further
     positions."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.depths, tuple | list) or not self.depths:
-            raise ConfigError(f"depths is {self.depths!r}; give a tuple of at least one depth")
-        for depth in self.depths:
-            check_depth("a depth of the script", depth)
-        super().__post_init__()
+        if not self.depths:
+            raise ConfigError("depths is empty; give at least one depth")
 
     def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
         depths = torch.tensor(self.depths, device=evidence.positions.device)
@@ -224,7 +195,6 @@ class Scripted(ExitRule):
 
 
 @register
-@dataclass(frozen=True)
 class LearnedGate(ExitRule):
     """Stop where the model's own gate has given away a share of the probability of stopping (arXiv
     2510.25741).
@@ -235,13 +205,8 @@ class LearnedGate(ExitRule):
 
     kind: ClassVar[str] = "learned-gate"
     needs_gate: ClassVar[bool] = True
-    quantile: float = 0.5
+    quantile: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Stop at the first iteration by which the gate would have stopped with this probability."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.quantile <= 1:
-            raise ConfigError(f"quantile is {self.quantile}; use more than 0, up to 1")
 
     def decide(self, evidence: Evidence, memory: dict[str, torch.Tensor]) -> torch.Tensor:
         if evidence.gate is None:

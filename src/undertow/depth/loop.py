@@ -11,18 +11,21 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch.utils.checkpoint import checkpoint
 
 from undertow.errors import ConfigError
-from undertow.fields import check_fields
 
 # One iteration: the state ``[B, T, D]`` before it and its number, counted from 0, to the state
 # after it.
 Iteration = Callable[[torch.Tensor, int], torch.Tensor]
 
 MOST_ITERATIONS = 100_000
+Iterations = Annotated[int, Field(ge=1, le=MOST_ITERATIONS)]
+"""A setting that is a number of iterations."""
 
 
 def check_depth(name: str, value: int) -> None:
@@ -41,10 +44,9 @@ class Steps:
     with_gradient: int
 
     def __post_init__(self) -> None:
-        if (
-            type(self.without_gradient) is not int or type(self.with_gradient) is not int
-        ):  # each forward asks
-            check_fields(self)
+        for name in ("without_gradient", "with_gradient"):
+            if type(getattr(self, name)) is not int:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; use a whole number")
         if min(self.without_gradient, self.with_gradient) < 0 or self.total < 1:
             raise ConfigError(
                 f"depth is {self.without_gradient} iterations without gradient and "
@@ -61,6 +63,7 @@ class Steps:
         """`depth` iterations, of which the last `backward` carry gradient, or all where there are
         fewer."""
         check_depth("depth", depth)
+        depth = int(depth)  # NumPy's
         graded = min(depth, backward)
         return cls(depth - graded, graded)
 
@@ -84,7 +87,7 @@ def steps_from(depth: int | tuple[int, int] | Steps | None, default: int, backwa
                 f"depth is {depth!r}; a pair gives the iterations without gradient and those with "
                 "it"
             )
-        return Steps(*depth)
+        return Steps(*map(int, depth))
     return Steps.of(depth, backward)
 
 

@@ -4,15 +4,15 @@ loop adds."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
 
-from undertow.depth.loop import check_depth
+from undertow.depth.loop import Iterations
 from undertow.errors import ConfigError, nearest
-from undertow.fields import check_fields
+from undertow.settings import alternative, settings
 
 Injection = Literal["adapter", "none"]
 
@@ -26,7 +26,7 @@ PRESETS = {
 }
 
 
-@dataclass(frozen=True)
+@settings
 class Looped:
     """Some of a model's layers run several times for each token: what `undertow.attach` takes for
     recurrence in depth.
@@ -52,31 +52,16 @@ class Looped:
     coda."""
     gate: bool = False
     """A learned exit gate on the state, as LoopLM's."""
-    depth: int = 4
+    depth: Iterations = 4
     """Iterations where a forward is not told otherwise; in training, the mean."""
-    backward: int = 8
+    backward: Iterations = 8
     """Iterations that carry gradient, the last ones."""
-    state_std: float | None = None
+    state_std: NonNegativeFloat | None = None
     """Standard deviation of the first state's noise; √(2/5h) for hidden size h if left out."""
     state_seed: int = 0
     """Seed of that noise."""
 
     def __post_init__(self) -> None:
-        check_depth("depth", self.depth)
-        check_depth("backward", self.backward)
-        for name in ("prelude", "core", "coda"):
-            layers = getattr(self, name)
-            if not isinstance(layers, tuple | list | range) or not all(
-                type(layer) is int for layer in layers
-            ):
-                raise ConfigError(
-                    f"{name} is {layers!r}; give a tuple of layer numbers, such as (0, 1)"
-                )
-        if self.injection not in get_args(Injection):
-            raise ConfigError(
-                f"injection is {self.injection!r}; choose one of {', '.join(get_args(Injection))}"
-            )
-        check_fields(self)  # a range becomes a tuple, which JSON can hold
         if not self.core:
             raise ConfigError("core is empty; pick at least one layer to loop")
         picked = [*self.prelude, *self.core, *self.coda]
@@ -97,10 +82,9 @@ class Looped:
                 "norm is on, but the loop's last state goes into a coda and not to the final norm; "
                 "empty coda"
             )
-        if self.state_std is not None and self.state_std < 0:
-            raise ConfigError(f"state_std is {self.state_std}; use 0 or more")
 
     @classmethod
+    @alternative
     def preset(cls, name: str, **settings: Any) -> Looped:
         """The layer picks of the retrofit paper: tinyllama-1.1b, llama-3.2-1b, llama-3.2-1b-2-4-2
         or olmo-2-1b."""
@@ -113,13 +97,12 @@ class Looped:
         return cls(prelude, core, coda, **settings)
 
     @classmethod
-    def whole(cls, layers: int, depth: int = 4, gate: bool = True, **settings: Any) -> Looped:
+    @alternative
+    def whole(
+        cls, layers: PositiveInt, depth: int = 4, gate: bool = True, **settings: Any
+    ) -> Looped:
         """LoopLM (arXiv 2510.25741): the whole stack of `layers` loops, normed after each time,
         with an exit gate."""
-        if type(layers) is not int or layers < 1:
-            raise ConfigError(
-                f"layers is {layers!r}; give the number of the model's layers, 1 or more"
-            )
         given = {"injection": "none", "norm": True, **settings}
         return cls((), tuple(range(layers)), (), depth=depth, gate=gate, **given)
 

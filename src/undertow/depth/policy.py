@@ -7,13 +7,13 @@ slots of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from undertow.depth.loop import check_depth
+from undertow.depth.loop import Iterations
+from undertow.settings import settings
 
 
-@dataclass(frozen=True)
+@settings
 class Full:
     """Keep every iteration: decoding then equals one pass over the whole text."""
 
@@ -26,18 +26,15 @@ class Full:
         return iteration
 
 
-@dataclass(frozen=True)
+@settings
 class Budget:
     """Keep the last `iterations` of them: iteration i overwrites iteration i - n (arXiv 2502.05171,
     section 6.2)."""
 
     kind: ClassVar[str] = "budget"
 
-    iterations: int = 4
+    iterations: Iterations = 4
     """How many to keep."""
-
-    def __post_init__(self) -> None:
-        check_depth("the cache budget", self.iterations)
 
     def slots(self, depth: int) -> int:
         return min(depth, self.iterations)
@@ -46,7 +43,7 @@ class Budget:
         return iteration % self.iterations
 
 
-@dataclass(frozen=True)
+@settings
 class Last:
     """Keep the last iteration only: all iterations of later tokens read it."""
 
@@ -59,20 +56,16 @@ class Last:
         return 0
 
 
-@dataclass(frozen=True)
+@settings
 class Anchor:
     """Keep the first iterations for good and the later ones in turn."""
 
     kind: ClassVar[str] = "anchor"
 
-    first: int = 8
+    first: Iterations = 8
     """Iterations from the first on that are never overwritten."""
-    turning: int = 4
+    turning: Iterations = 4
     """Slots that the later ones share in turn."""
-
-    def __post_init__(self) -> None:
-        check_depth("the anchor's first", self.first)
-        check_depth("the anchor's turning", self.turning)
 
     def slots(self, depth: int) -> int:
         return min(depth, self.first + self.turning)

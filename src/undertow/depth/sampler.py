@@ -4,20 +4,20 @@ draws the same."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 
-from undertow.depth.loop import Steps, check_depth
+from undertow.depth.loop import Iterations, Steps
 from undertow.errors import ConfigError
-from undertow.fields import check_fields
+from undertow.settings import settings
 
 # Keeps the seeds of a sampler's steps apart from those of other uses of the same seed.
 _STREAM = 0x9E3779B97F4A7C15
 
 
-@dataclass(frozen=True)
+@settings
 class SampledDepth:
     """The depth of each training step drawn from a log-normal Poisson distribution (arXiv
     2502.05171, section 3.3).
@@ -29,12 +29,13 @@ class SampledDepth:
 
     kind: ClassVar[str] = "sampled"
 
-    mean: int = 32
+    mean: Iterations = 32
     """Mean of the Poisson rate; the mean depth is one more."""
-    backward: int = 8
+    backward: Iterations = 8
     """Iterations that carry gradient. While the mean is smaller, the mean: the distribution must
     not be pushed up."""
-    spread: float = 0.5
+    # Beyond 3, single draws are thousands of times the mean.
+    spread: Annotated[float, Field(ge=0, le=3)] = 0.5
     """Standard deviation of the rate's logarithm."""
     seed: int = 0
     """Seed of the draws."""
@@ -45,11 +46,6 @@ class SampledDepth:
     """W: the micro-batches over which it rises: training.accumulate of them make a step."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_depth("mean", self.mean)
-        check_depth("backward", self.backward)
-        if not 0 <= self.spread <= 3:  # beyond, single draws are thousands of times the mean
-            raise ConfigError(f"spread is {self.spread}; use 0 to 3")
         if self.curriculum == "none" and self.curriculum_steps:
             raise ConfigError(
                 f"curriculum_steps is {self.curriculum_steps}, but curriculum is none; set linear "
@@ -84,21 +80,16 @@ class SampledDepth:
         return Steps.of(depth, min(self.backward, mean))
 
 
-@dataclass(frozen=True)
+@settings
 class FixedDepth:
     """The same depth at every training step."""
 
     kind: ClassVar[str] = "fixed"
 
-    depth: int = 1
+    depth: Iterations = 1
     """Iterations."""
-    backward: int = 8
+    backward: Iterations = 8
     """Iterations that carry gradient, the last ones."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_depth("depth", self.depth)
-        check_depth("backward", self.backward)
 
     def mean_at(self, step: int) -> int:
         return self.depth

@@ -12,8 +12,7 @@ from torch import nn
 from undertow.depth.forward import DepthReport
 from undertow.depth.handle import no_recurrence
 from undertow.depth.looped import Loop, Looped
-from undertow.errors import ConfigError
-from undertow.fields import shown
+from undertow.errors import ConfigError, shown
 from undertow.host.arguments import CallLayout
 from undertow.host.offloading import device_of
 from undertow.host.owners import Owners

@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from undertow.config import convert, from_mapping, to_mapping
 from undertow.depth.looped import Looped
 from undertow.errors import CheckpointError, ConfigError
 from undertow.host.attachment import Attachment
+from undertow.mapping import from_mapping, to_mapping
 from undertow.pathways import Recurrence
 from undertow.registry import kinds
 from undertow.solvers import Solver
@@ -102,7 +102,7 @@ def read(family: type, mapping: dict[str, Any], where: str) -> Any:
     settings = dict(mapping)
     defined = settings.pop("class", None)
     try:
-        return convert(family, settings, where)
+        return from_mapping(family, settings, where)
     except ConfigError as error:
         kind = settings.get("kind")
         if not isinstance(defined, str) or kind in kinds(family):

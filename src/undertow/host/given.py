@@ -23,8 +23,7 @@ from transformers.utils import TransformersKwargs
 
 from undertow.depth.arguments import refuse_near
 from undertow.depth.looped import Looped
-from undertow.errors import ConfigError, DataError
-from undertow.fields import shown
+from undertow.errors import ConfigError, DataError, shown
 from undertow.host.attachment import Attachment
 from undertow.host.looping import LOOP_ARGUMENTS
 from undertow.pathways import RECURRENCES, Recurrence

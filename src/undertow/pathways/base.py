@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -21,8 +20,8 @@ import torch
 from torch import nn
 
 from undertow.errors import ConfigError
-from undertow.fields import check_fields
 from undertow.registry import family
+from undertow.settings import settings
 
 Decode = Callable[[torch.Tensor], torch.Tensor]
 
@@ -160,15 +159,12 @@ def scan_by_update(
 
 
 @family
-@dataclass(frozen=True)
+@settings
 class Recurrence(ABC):
     """The settings of a recurrence in time: what `undertow.attach` takes and a checkpoint's config
     records."""
 
     kind: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def advice(self, pretrained: bool, learning_rate: float) -> str | None:
         """What there is against these settings in a training, in a sentence; None if nothing."""

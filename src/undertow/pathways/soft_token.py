@@ -3,35 +3,26 @@ baseline, arXiv 2602.17993)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 
 from undertow.errors import ConfigError
-from undertow.fields import check_fields
 from undertow.pathways.base import Decode, Pathway, Recurrence
 from undertow.registry import register
 
 
 @register
-@dataclass(frozen=True)
 class SoftToken(Recurrence):
     """Mix what the last token predicted, as an expected embedding, into the embedding of this one.
     No parameters."""
 
     kind: ClassVar[str] = "soft-token"
 
-    weight: float = 0.1
+    weight: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Share of the expected embedding in the input, between 0 and 1: the paper's lambda. With 0 the
     model is the base."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if not 0 <= self.weight <= 1:
-            raise ConfigError(
-                f"soft-token weight is {self.weight}; it is a share, so use a number from 0 to 1"
-            )
 
     def build(self, layers: int, width: int, decode: Decode | None = None) -> SoftTokenPathway:
         if decode is None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,10 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from undertow.errors import ConfigError
-from undertow.fields import check_fields, fitting
 from undertow.pathways.base import Decode, Pathway, Recurrence, check_layer
 from undertow.pathways.scan import NormScan
 from undertow.registry import register
+from undertow.settings import alternative
 
 GAMMAS = ("gamma_recurrent", "gamma_current")
 EPSILON = 1e-6
@@ -22,7 +21,6 @@ CLAMP = 5.0
 
 
 @register
-@dataclass(frozen=True)
 class T2MLR(Recurrence):
     """One recurrent vector, taken after `last_layer` and fused through gates into the input of
     `first_layer`."""
@@ -44,7 +42,6 @@ class T2MLR(Recurrence):
     pretraining code."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         if self.first_layer > self.last_layer:
             raise ConfigError(
                 f"T2MLR's first_layer {self.first_layer} lies above its last_layer "
@@ -52,10 +49,10 @@ class T2MLR(Recurrence):
             )
 
     @classmethod
+    @alternative
     def from_paper(cls, l_start: int, l_end: int, **settings: Any) -> T2MLR:
         """T²MLR(l_start, l_end) in the paper's numbering: 1-based, inclusive."""
-        start, end = fitting("T²MLR's l_start", int, l_start), fitting("T²MLR's l_end", int, l_end)
-        return cls(start - 1, end - 1, **settings)
+        return cls(l_start - 1, l_end - 1, **settings)
 
     def build(self, layers: int, width: int, decode: Decode | None = None) -> T2MLRPathway:
         check_layer("T2MLR's first_layer", self.first_layer, layers)

@@ -4,23 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
 from undertow.errors import ConfigError, nearest
-from undertow.fields import check_fields, fitting
 from undertow.pathways.base import Decode, Pathway, Recurrence, check_layer
 from undertow.registry import register
+from undertow.settings import alternative
 
 Connection = tuple[int, int]
 
+MOST = 1_000_000
+"""The largest lag and rank that anyone means."""
+
 
 @register
-@dataclass(frozen=True)
 class TurboConn(Recurrence):
     """Connections that carry a low-rank projection of a layer's output to a lower layer's output,
     `lag` tokens later."""
@@ -30,20 +32,19 @@ class TurboConn(Recurrence):
 
     connections: tuple[Connection, ...]
     """(source layer, destination layer) pairs, 0-based; a source is never below its destination."""
-    lag: int = 4
+    lag: Annotated[int, Field(le=MOST)] = 4
     """How many tokens back the state comes from: the paper's group size. Small is deep, large
     trains fast."""
     alpha: float = 100.0
     """Multiplier of what a connection adds. The paper pairs a small lag with a large alpha and a
     large lag with 1."""
-    rank: int = 120
+    rank: Annotated[int, Field(ge=1, le=MOST)] = 120
     """Rank of each connection; it has 2 * rank * width + rank + width parameters."""
     normalize: bool = False
     """Whether connections read states at unit root mean square, which the paper's do not; for large
     residual streams."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         pairs = self.connections
         if not pairs:
             raise ConfigError(
@@ -59,17 +60,13 @@ class TurboConn(Recurrence):
         if len(set(pairs)) < len(pairs):
             twice = next(pair for pair in pairs if pairs.count(pair) > 1)
             raise ConfigError(f"connection {twice[0]} -> {twice[1]} is listed twice; list it once")
-        for name in ("lag", "rank"):
-            if (size := getattr(self, name)) > MOST:
-                raise ConfigError(f"{name} is {size}; use {MOST:,} or less")
         if self.lag < 1:
             raise ConfigError(
                 f"lag is {self.lag}, but a state can only reach a later token; use 1 or more"
             )
-        if self.rank < 1:
-            raise ConfigError(f"rank is {self.rank}; use 1 or more")
 
     @classmethod
+    @alternative
     def wired(
         cls,
         sources: Sequence[int],
@@ -82,12 +79,7 @@ class TurboConn(Recurrence):
     ) -> TurboConn:
         """The paper's wiring rule (appendix A.5): every pair of the two lists that is at least
         `min_gap` layers apart."""
-        lower, higher = (
-            fitting(name, tuple[int, ...], layers)
-            for name, layers in (("destinations", destinations), ("sources", sources))
-        )
-        gap = fitting("min_gap", int, min_gap)
-        pairs = tuple((s, d) for s in higher for d in lower if s - d >= gap)
+        pairs = tuple((s, d) for s in sources for d in destinations if s - d >= min_gap)
         if not pairs:
             raise ConfigError(
                 f"no source lies {min_gap} layers above a destination; use a smaller min_gap"
@@ -95,6 +87,7 @@ class TurboConn(Recurrence):
         return cls(pairs, lag=lag, alpha=alpha, rank=rank, normalize=normalize)
 
     @classmethod
+    @alternative
     def preset(
         cls, name: str, lag: int = 4, alpha: float = 100.0, rank: int = 120, normalize: bool = False
     ) -> TurboConn:
@@ -157,8 +150,6 @@ class TurboConn(Recurrence):
 LARGE_LAG, LARGE_ALPHA, SMALL_LAG, SMALL_ALPHA = 8, 50.0, 4, 2.0
 # Alpha times the learning rate: see `TurboConn.advice`.
 LARGE_GROWTH = 0.02
-# The largest lag and rank that anyone means.
-MOST = 1_000_000
 
 PRESETS: dict[str, tuple[range, range, int]] = {
     "llama-3.2-1b": (range(6, 15, 2), range(0, 9, 2), 6),

@@ -7,13 +7,12 @@ import dataclasses
 import functools
 import time
 import warnings
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field, PositiveInt
 
 from undertow.errors import ConfigError
-from undertow.fields import check_fields
 from undertow.registry import register
 from undertow.solvers.adjoint import last_pass, relative_change
 from undertow.solvers.agreement import largest
@@ -34,7 +33,6 @@ OUTGROWN = 2.0
 
 
 @register
-@dataclass(frozen=True)
 class Auto(Solver):
     """States found without a graph, by a few scans or by the rollout, whichever is cheaper; then a
     short adjoint.
@@ -61,33 +59,24 @@ class Auto(Solver):
 
     kind: ClassVar[str] = "auto"
 
-    tolerance: float = 0.01
+    tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """Largest relative error of the states that tokens receive, against the exact rollout."""
-    every: int = 32
+    every: PositiveInt = 32
     """Forwards between two measurements; the first come sooner, after 1, 2, 4, 8, ... forwards."""
     gradient: str = "adjoint(0.1)"
     """One pass with a graph at the solution, and its vector-Jacobian products: adjoint(n) takes n,
     adjoint(tolerance) as many, up to four, as it took when last measured; where four are too few, a
     warning says so once."""
-    rollout_cost: float | None = None
+    rollout_cost: Annotated[float, Field(ge=1)] | None = None
     """How many sweeps may run in place of one rollout; their times are compared if left out, so
     that runs with the same seed may then differ within the tolerance."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if not 0 < self.tolerance < 1:
-            raise ConfigError(
-                f"auto's tolerance is {self.tolerance}; use a share between 0 and 1, such as 0.01"
-            )
-        if self.every < 1:
-            raise ConfigError(f"auto measures every {self.every} forwards; use 1 or more")
         if Gradient.parse(self.gradient).kind != "adjoint":
             raise ConfigError(
                 f"auto's gradient is {self.gradient!r}; its states have no graph, so use "
                 '"adjoint(n)"'
             )
-        if self.rollout_cost is not None and self.rollout_cost < 1:
-            raise ConfigError(f"auto's rollout_cost is {self.rollout_cost} sweeps; use 1 or more")
 
     def solve(self, block: RecurrentBlock) -> Solution:
         tokens = int(largest(block.tokens, block.on_cuda))

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from undertow.fields import check_fields
 from undertow.pathways.base import Pathway
 from undertow.registry import family
+from undertow.settings import settings
 
 
 @dataclass(frozen=True)
@@ -204,15 +204,12 @@ class RecurrentBlock(ABC):
 
 
 @family
-@dataclass(frozen=True)
+@settings
 class Solver(ABC):
     """The settings of a solver. It holds nothing of a forward, so one object may serve many models
     and threads."""
 
     kind: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @abstractmethod
     def solve(self, block: RecurrentBlock) -> Solution:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
+from pydantic import PositiveInt
 
 from undertow.errors import ConfigError
-from undertow.fields import check_fields
 from undertow.registry import register
 from undertow.solvers.base import RecurrentBlock, Solution, Solver
 from undertow.solvers.sequential import Sequential
@@ -17,7 +17,6 @@ from undertow.solvers.sweeps import Jacobi, Scan, Sweeping
 
 
 @register
-@dataclass(frozen=True)
 class Chunked(Solver):
     """Solve `chunk` tokens at a time with an inner solver, keys and values and states of the chunks
     before given.
@@ -28,15 +27,12 @@ class Chunked(Solver):
 
     kind: ClassVar[str] = "chunked"
 
-    chunk: int = 64
+    chunk: PositiveInt = 64
     """Tokens of a chunk."""
     inner: Scan | Jacobi | Sequential = field(default_factory=Scan)
     """Solver inside a chunk. In training only the last of its passes carries gradient."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.chunk < 1:
-            raise ConfigError(f"chunked has a chunk of {self.chunk} tokens; use 1 or more")
         if self.inner.gradient.startswith("adjoint"):
             raise ConfigError(
                 "chunked cannot take an adjoint gradient inside a chunk; use one over the whole "

@@ -3,12 +3,10 @@ tested."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from undertow.fields import check_fields
 from undertow.registry import register
 from undertow.solvers.adjoint import last_pass
 from undertow.solvers.base import RecurrentBlock, Solution, Solver
@@ -16,7 +14,6 @@ from undertow.solvers.gradients import Gradient
 
 
 @register
-@dataclass(frozen=True)
 class Sequential(Solver):
     """Run the recurrent block `lag` tokens at a time, in order. Exact for any pathway, in training
     and in evaluation."""
@@ -30,7 +27,6 @@ class Sequential(Solver):
     vector-Jacobian products; ceil(tokens / lag) of these are exact."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         Gradient.parse(self.gradient)
 
     def solve(self, block: RecurrentBlock) -> Solution:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from undertow.errors import ConfigError
-from undertow.fields import check_fields
 from undertow.registry import register
+from undertow.settings import settings
 from undertow.solvers.adjoint import last_pass, relative_change
 from undertow.solvers.agreement import largest
 from undertow.solvers.base import RecurrentBlock, Solution, Solver
@@ -24,7 +23,7 @@ from undertow.solvers.gradients import Gradient
 from undertow.solvers.sequential import roll_out
 
 
-@dataclass(frozen=True)
+@settings
 class Sweeping(Solver):
     """What Jacobi and the scan share."""
 
@@ -101,7 +100,6 @@ def check_sweeps(
 
 
 @register
-@dataclass(frozen=True)
 class Jacobi(Sweeping):
     """T²MLR's training scheme: a plain sweep, then sweeps that each use the states of the one
     before.
@@ -124,7 +122,6 @@ class Jacobi(Sweeping):
     """Stop early when a sweep changes the states by less than this share."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         self.settings()
 
     def settings(self) -> tuple[int, Gradient, float | None]:
@@ -143,7 +140,6 @@ class Jacobi(Sweeping):
 
 
 @register
-@dataclass(frozen=True)
 class Scan(Sweeping):
     """Sweeps between which `update` is solved exactly along time for the frozen readings.
 
@@ -167,7 +163,6 @@ class Scan(Sweeping):
     """Stop early when a sweep changes the states by less than this share."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         self.settings()
 
     def settings(self) -> tuple[int, Gradient, float | None]:

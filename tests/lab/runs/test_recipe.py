@@ -10,8 +10,8 @@ import pytest
 import tiny
 
 from undertow import SoftToken, TurboConn
-from undertow.config import describe, from_mapping, load_yaml, save_yaml, to_mapping
-from undertow.config_help import field_docs, field_types, sections_of
+from undertow.annotations import field_types
+from undertow.describe import describe, field_docs
 from undertow.errors import ConfigError
 from undertow.lab.runs.recipe import (
     EvaluationSection,
@@ -23,6 +23,8 @@ from undertow.lab.runs.recipe import (
 from undertow.lab.tasks import GSM8K, Parity, Text
 from undertow.lab.training import Recipe
 from undertow.lab.training.build import build
+from undertow.mapping import from_mapping, load_yaml, save_yaml, to_mapping
+from undertow.registry import sections_of
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 SHIPPED = sorted(path for path in RECIPES.rglob("*.yaml") if not path.stem.startswith("study-"))

@@ -21,7 +21,6 @@ from matplotlib import image
 
 from undertow import Auto, Scan, Sequential, TurboConn
 from undertow.cli.main import main
-from undertow.config import from_mapping, load_yaml, to_mapping
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.lab.evaluation.figures import curves_figure
 from undertow.lab.evaluation.run import evaluate
@@ -33,6 +32,7 @@ from undertow.lab.study.findings import Finding, finding, findings_table
 from undertow.lab.study.pool import end_with_parent, train_and_evaluate
 from undertow.lab.study.settings import Study
 from undertow.lab.study.study import study
+from undertow.mapping import from_mapping, load_yaml, to_mapping
 
 SHIPPED = sorted((Path(__file__).parents[3] / "recipes").rglob("study-*.yaml"))
 RECIPE: dict[str, Any] = {

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from undertow.config import apply_overrides, from_mapping, load_yaml
 from undertow.errors import ConfigError
 from undertow.lab.runs.recipe import Recipe
 from undertow.lab.study.settings import Study
 from undertow.lab.training.build import outline
+from undertow.mapping import apply_overrides, from_mapping, load_yaml
 from undertow.solvers import Sequential
 
 STUDIES = sorted((Path(__file__).parents[3] / "recipes").rglob("study-*.yaml"))

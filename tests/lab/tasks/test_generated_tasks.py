@@ -109,10 +109,10 @@ def test_split_without_such_a_prompt_is_an_error_not_a_loop():
     [
         (Parity, {"min_length": 0}, "min_length is 0"),
         (Parity, {"min_length": 5, "max_length": 4}, "max_length is 4"),
-        (Parity, {"template": "papers"}, "template is 'papers'"),
+        (Parity, {"template": "papers"}, "template: expected one of 'paper', 'bare', got 'papers'"),
         (MultiStepArithmetic, {"min_operands": 0}, "min_operands is 0"),
         (MultiStepArithmetic, {"min_operands": 9, "max_operands": 8}, "max_operands is 8"),
-        (MultiStepArithmetic, {"template": ""}, "template is ''"),
+        (MultiStepArithmetic, {"template": ""}, "'paper', 'bare', got ''"),
     ],
 )
 def test_bad_settings_are_named(cls, fields, named):

@@ -213,7 +213,7 @@ def test_all_labels_must_be_right() -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"group": "S4"}, "group is 'S4', but must be one of S3, S5, A5, Z60, A4xZ5"),
+        ({"group": "S4"}, "group: expected one of 'S3', 'S5', 'A5', 'Z60', 'A4xZ5', got 'S4'"),
         ({"group": "Z60", "swaps": True}, "swaps is true, but Z60 has no swap"),
         ({"min_length": 0}, "min_length is 0"),
         ({"min_length": 5, "max_length": 4}, "max_length is 4"),

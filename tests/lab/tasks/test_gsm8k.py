@@ -140,7 +140,7 @@ def test_changed_file_is_read_again(tmp_path, clips):
         ({"question": "?"}, "the row has no 'answer', only 'question'"),
         ({}, "the row has no 'question', only nothing at all"),
         ({"question": "?", "answer": "5", "steps": [5]}, r"'steps', found '\[5\]'"),
-        ([1, 2], r"found '\[1, 2\]'"),
+        ([1, 2], r"found \[1, 2\]"),
         ("version https://example.org/pointer", "expected JSON, found 'version"),
     ],
 )

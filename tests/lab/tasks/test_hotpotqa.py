@@ -143,7 +143,7 @@ def test_files_that_hold_no_list_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             HotpotQA(test=str(path)).size("test")
     with pytest.raises(
-        ConfigError, match="trace is 'all', but must be one of written, given, none"
+        ConfigError, match="trace: expected one of 'written', 'given', 'none', got 'all'"
     ):
         HotpotQA(trace="all")  # type: ignore[arg-type]
 

@@ -195,7 +195,7 @@ def test_too_little_text_is_told(tmp_path: Path) -> None:
 
 
 def test_what_makes_no_sense_is_refused(task: Text, characters: Any) -> None:
-    with pytest.raises(ConfigError, match="context is 1, but must be at least 2"):
+    with pytest.raises(ConfigError, match="context is 1; use 2 or more"):
         Text(context=1)
     with pytest.raises(ConfigError, match="The split is 'training'"):
         task.size("training", characters)  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ import torch
 from transformers import LlamaConfig
 
 from undertow.cli.main import main
-from undertow.config import from_mapping, load_yaml
 from undertow.errors import ConfigError, DataError
 from undertow.lab.runs.loading import load_tokenizer
 from undertow.lab.runs.recipe import Recipe, load_recipe
@@ -19,6 +18,7 @@ from undertow.lab.study.settings import Study
 from undertow.lab.tasks import Text, character_tokenizer
 from undertow.lab.training.build import build, count_parameters, outline, tokenizer_for
 from undertow.lab.training.dry_run import dry_run, estimate, passes
+from undertow.mapping import from_mapping, load_yaml
 from undertow.solvers import Jacobi, Scan, Sequential
 
 RECIPES = Path(__file__).parents[3] / "recipes"

@@ -8,7 +8,6 @@ import pytest
 import tiny
 import torch
 
-from undertow.config import save_yaml
 from undertow.errors import CheckpointError, ConfigError, DivergedError
 from undertow.lab.runs.checkpoints import infinite
 from undertow.lab.runs.log import read_log
@@ -19,6 +18,7 @@ from undertow.lab.training import run as run_module
 from undertow.lab.training.build import build
 from undertow.lab.training.guard import GuardedSteps
 from undertow.lab.training.trainer import RecipeTrainer
+from undertow.mapping import save_yaml
 
 NAN = float("nan")
 

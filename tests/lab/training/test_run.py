@@ -265,7 +265,7 @@ def test_the_folder_of_another_recipe_is_refused(
     changes: dict[str, Any], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Run.of(tiny.recipe(tmp_path), 0).folder
-    undertow.config.save_yaml(
+    undertow.mapping.save_yaml(
         tiny.recipe(tmp_path, recurrence=tiny.TURBOCONN), folder / "recipe.yaml"
     )
     monkeypatch.setattr(
@@ -285,7 +285,7 @@ def test_a_solver_counts_only_where_there_is_something_to_solve(tmp_path: Path) 
         tiny.recipe(tmp_path, name="hosted", recurrence=tiny.TURBOCONN),
     )
     for recipe in (plain, hosted):
-        undertow.config.save_yaml(recipe, Run.of(recipe, 0).folder / "recipe.yaml")
+        undertow.mapping.save_yaml(recipe, Run.of(recipe, 0).folder / "recipe.yaml")
     Run(Run.of(plain, 0).folder).check(tiny.recipe(tmp_path, solver=scan))
     with pytest.raises(CheckpointError, match=r"whose solver\.kind is auto and not scan"):
         Run(Run.of(hosted, 0).folder).check(

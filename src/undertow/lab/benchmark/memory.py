@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from undertow.config import from_mapping, to_mapping
 from undertow.errors import ConfigError
 from undertow.lab.benchmark.candidates import training_candidates
 from undertow.lab.benchmark.settings import Bench
+from undertow.mapping import from_mapping, to_mapping
 
 
 def peak_memory(bench: Bench, candidate: str) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from undertow.config import to_mapping
 from undertow.files import write_json, write_text
 from undertow.lab.benchmark.candidates import (
     MATCHED,
@@ -27,6 +26,7 @@ from undertow.lab.runs.loading import quiet_libraries
 from undertow.lab.runs.versions import versions
 from undertow.lab.tables import table
 from undertow.lab.training.machine import check_memory
+from undertow.mapping import to_mapping
 from undertow.paths import takes_paths
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import field
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 
 from undertow.errors import ConfigError
 from undertow.pathways import T2MLR, Recurrence
+from undertow.settings import settings
 
+Size = Annotated[int, Field(ge=1, le=2**20)]
 Measure = Literal["train", "prefill", "decode", "memory"]
 
 
-@dataclass(frozen=True)
+@settings
 class Bench:
     """One benchmark. The default shape is SmolLM2-135M's depth at a third of its width, with T²MLR
     on layers 13 to 18."""
@@ -23,33 +26,33 @@ class Bench:
     measures: tuple[Measure, ...] = ("train", "prefill", "decode", "memory")
     """What to measure: a training step, a prefill, a generated token, the peak memory of a training
     step."""
-    layers: int = 30
+    layers: Annotated[int, Field(ge=1, le=10_000)] = 30
     """Decoder layers of the Llama-like model."""
-    width: int = 192
+    width: Size = 192
     """Hidden size."""
-    heads: int = 4
+    heads: Size = 4
     """Attention heads."""
-    key_value_heads: int = 2
+    key_value_heads: Size = 2
     """Key-value heads."""
-    head_width: int = 48
+    head_width: Size = 48
     """Width of a head."""
-    vocabulary: int = 512
+    vocabulary: Annotated[int, Field(ge=1, le=2**31 - 1)] = 512
     """Tokens of the vocabulary."""
-    tokens: int = 256
+    tokens: Size = 256
     """Length of the training sequences."""
-    batch: int = 4
+    batch: Size = 4
     """Training sequences in a step."""
-    prompt: int = 2048
+    prompt: Size = 2048
     """Length of the prompt to prefill, one row."""
-    generated: int = 64
+    generated: Annotated[int, Field(ge=2, le=2**20)] = 64
     """Tokens to generate after a prompt of 16, one row; the time from one to the next is
     measured."""
     only: tuple[str, ...] = ()
     """Train only these schemes beside the Transformers, by name, such as [exact, "scan(2,1)"]; all
     if left out."""
-    rounds: int = 5
+    rounds: Annotated[int, Field(ge=1, le=10_000)] = 5
     """How often each candidate is timed; they take turns, and the first round only warms up."""
-    threads: int | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads; the machine's default if left out."""
     device: str = "cpu"
     """Device, such as cpu or cuda."""
@@ -57,30 +60,6 @@ class Bench:
     """Seed of weights and tokens."""
 
     def __post_init__(self) -> None:
-        positive = (
-            "layers",
-            "width",
-            "heads",
-            "key_value_heads",
-            "head_width",
-            "vocabulary",
-            "tokens",
-            "batch",
-            "prompt",
-        )
-        least = dict.fromkeys((*positive, "rounds", "threads"), 1) | {"generated": 2}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ConfigError(f"bench's {name} is {value}; use {smallest} or more")
-            largest = {
-                "layers": 10_000,
-                "rounds": 10_000,
-                "threads": 1024,
-                "vocabulary": 2**31 - 1,
-            }.get(name, 2**20)
-            if value is not None and value > largest:
-                raise ConfigError(f"bench's {name} is {value}; use {largest:,} or less")
         if self.heads % self.key_value_heads:
             raise ConfigError(
                 f"bench's heads, {self.heads}, are no multiple of key_value_heads, "

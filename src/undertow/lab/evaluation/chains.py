@@ -18,7 +18,7 @@ from typing import Any, get_args
 import torch
 from tqdm import tqdm
 
-from undertow.errors import CheckpointError, ConfigError
+from undertow.errors import CheckpointError, ConfigError, shown
 from undertow.files import read_json, write_json, write_text
 from undertow.lab.evaluation.accuracy import generate
 from undertow.lab.runs.loading import quiet_libraries
@@ -27,7 +27,7 @@ from undertow.lab.tables import percent, table
 from undertow.lab.tasks import GSM8K, Split
 from undertow.lab.tasks.rows import rows_of
 from undertow.paths import takes_paths
-from undertow.reading import read_lines, shown
+from undertow.reading import read_lines
 
 SETTINGS = "chains.json"
 

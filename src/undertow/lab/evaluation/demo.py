@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from undertow.config import from_mapping
 from undertow.files import write_json, write_text
 from undertow.lab.evaluation.accuracy import accuracy_by_length
 from undertow.lab.evaluation.figures import accuracy_figure
@@ -20,6 +19,7 @@ from undertow.lab.runs.results import Accuracy
 from undertow.lab.runs.run import Run
 from undertow.lab.tables import percent, table
 from undertow.lab.training.run import train
+from undertow.mapping import from_mapping
 from undertow.paths import takes_paths
 
 TRAINED = 16

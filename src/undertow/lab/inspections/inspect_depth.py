@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from undertow.config import to_mapping
 from undertow.depth.exits import EXIT_RULES, ExitRule, Scripted
 from undertow.depth.handle import at_depth, depth_handle, get_depth
 from undertow.files import write_json, write_text
@@ -38,6 +37,7 @@ from undertow.lab.runs.recipe import Recipe
 from undertow.lab.runs.run import Experiment
 from undertow.lab.tables import percent, table
 from undertow.lab.tasks import PadCollator, real_tokens
+from undertow.mapping import to_mapping
 
 # Shares of the trained mean at which things are measured, and how much deeper than it "to the end"
 # is.

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from pydantic import PositiveInt
 
 from undertow.depth.initial import mix
 from undertow.depth.loop import Steps
 from undertow.depth.looped import Looped
 from undertow.depth.sampler import FixedDepth, SampledDepth
 from undertow.errors import ConfigError
+from undertow.settings import settings
 
 # What `schedule` is measured at on held-out examples: these shares of its mean.
 SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
-@dataclass(frozen=True)
+@settings
 class DepthSection:
     """Recurrence in depth: what is looped, and how deep each training step goes."""
 
@@ -34,7 +37,7 @@ class DepthSection:
     gate: train the gate alone to go on while that lowers the loss."""
     entropy: float = 0.1
     """Weight of the exit distribution's entropy in loop-lm."""
-    evaluate_depths: tuple[int, ...] | None = None
+    evaluate_depths: tuple[PositiveInt, ...] | None = None
     """Depths at which the held-out loss is measured after training; a quarter to four times the
     mean if left out."""
 
@@ -50,8 +53,6 @@ class DepthSection:
                 f"shape is {list(self.shape)}; the core needs 1 layer or more, prelude and coda 0 "
                 "or more"
             )
-        if self.evaluate_depths is not None and min(self.evaluate_depths, default=1) < 1:
-            raise ConfigError(f"evaluate_depths holds {min(self.evaluate_depths)}; use 1 or more")
         if (
             self.objective != "last"
             and self.looped is not None

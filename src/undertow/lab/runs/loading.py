@@ -12,12 +12,12 @@ from transformers.utils import logging
 
 from undertow.depth.handle import recurs_in_depth, set_depth
 from undertow.depth.loop import check_depth
-from undertow.errors import CheckpointError, ConfigError, UndertowError
+from undertow.errors import CheckpointError, ConfigError, UndertowError, shown
 from undertow.lab.runs.recipe import MOST_LAYERS
 from undertow.lab.tasks.tokenizer import ids_of
 from undertow.manifest import check_model
 from undertow.paths import takes_paths
-from undertow.reading import check_file, is_special, read_json, shown
+from undertow.reading import check_file, is_special, read_json
 
 ADAPTER = "adapter_config.json"
 

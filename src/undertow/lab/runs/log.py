@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from undertow.errors import CheckpointError
+from undertow.errors import CheckpointError, shown
 from undertow.paths import takes_paths
-from undertow.reading import MalformedError, parse_json, read_lines, shown
+from undertow.reading import MalformedError, parse_json, read_lines
 
 # What others compute with, of the entries that have it.
 NUMBERS = (

@@ -3,30 +3,34 @@ line's help."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from undertow.config import convert, load_config
-from undertow.errors import ConfigError
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from undertow.errors import ConfigError, shown
 from undertow.lab.runs.depth import DepthSection
 from undertow.lab.tasks import Task
+from undertow.mapping import load_config
 from undertow.paths import takes_paths
 from undertow.pathways import Recurrence
 from undertow.plugins import full_name, load_plugins
-from undertow.reading import shown
+from undertow.settings import Share, settings
 from undertow.solvers import Auto, Solver
 
 LONGEST_NAME = 200
 """Bytes of a name: file systems take 255, of which some are for temporary names."""
 MOST_LAYERS = 10_000
-MOST_ROWS = 2**20
-"""The most examples of a batch."""
+# No larger numbers than anyone means: a slip of the finger would take all memory or time.
+Number = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Width = Annotated[int, Field(ge=1, le=2**24)]
+Rows = Annotated[int, Field(ge=1, le=2**20)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 
 
-@dataclass(frozen=True)
+@settings
 class ModelSection:
     """The model: loaded from a folder or a hub name, or built from scratch in any shape."""
 
@@ -36,50 +40,42 @@ class ModelSection:
     architecture: str = "llama"
     """A transformers model type, such as llama, qwen3 or gpt2; or lstm, which has no heads and
     takes no recurrence."""
-    layers: int = 2
+    layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)] = 2
     """Number of decoder layers."""
-    width: int = 64
+    width: Width = 64
     """Hidden size."""
-    heads: int = 4
+    heads: Width = 4
     """Attention heads."""
-    head_width: int | None = None
+    head_width: Width | None = None
     """Width of an attention head; the hidden size over the heads if left out."""
-    key_value_heads: int | None = None
+    key_value_heads: Width | None = None
     """Key-value heads, for grouped-query attention; as many as there are heads if left out."""
-    feed_forward: int | None = None
+    feed_forward: Width | None = None
     """Width of the feed-forward layers; 8/3 of the hidden size, rounded to a multiple of 8, if left
     out."""
-    positions: int = 2048
+    positions: Number = 2048
     """Longest sequence that the model is made for."""
-    initializer_range: float | None = None
+    initializer_range: NonNegativeFloat | None = None
     """Standard deviation of the initial weight matrices; width ** -0.5 if left out, which suits
     small models."""
-    embedding_range: float = 1.0
+    embedding_range: NonNegativeFloat = 1.0
     """Standard deviation of the initial token embeddings. At 1 small models learn to track a state
     in a fraction of the steps that they need at a matrix's scale."""
     tokenizer: str | None = None
     """Folder or hub name of the tokenizer of a model built from scratch; one token a character if
     left out."""
-    vocabulary: int | None = None
+    vocabulary: Number | None = None
     """Rows of the token embeddings, if they shall be more than the tokenizer's tokens."""
     tied: bool = False
     """Use the token embeddings as the head too; they then want an embedding_range of about 0.02."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Further settings of the architecture's config, by its own names: `no_rope_layers: [0, 0]` of
     smollm3 makes two layers without positions."""
-    pauses: int = 0
+    pauses: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 0
     """Pause tokens that the model reads after each token before it predicts; 1 is the T²MLR paper's
     2x baseline."""
 
     def __post_init__(self) -> None:
-        at_least(
-            1, self, "layers", "width", "heads", "key_value_heads", "feed_forward", "positions"
-        )
-        at_least(1, self, "head_width", "vocabulary")
-        at_least(0, self, "pauses", "initializer_range", "embedding_range")
-        at_most(MOST_LAYERS, self, "layers", "pauses")
-        at_most(2**24, self, "width", "heads", "key_value_heads", "feed_forward", "head_width")
-        at_most(2**31 - 1, self, "positions", "vocabulary")
         if self.head_width is None and self.width % self.heads:
             raise ConfigError(
                 f"width {self.width} is no multiple of heads {self.heads}; make it one"
@@ -108,15 +104,15 @@ class ModelSection:
                 raise ConfigError(f"model.{key.name} is {value}, but {why}")
 
 
-@dataclass(frozen=True)
+@settings
 class LoRASection:
     """Low-rank adapters on the base model; the recurrence is always trained whole."""
 
-    rank: int = 16
+    rank: Width = 16
     """Rank of the adapters."""
-    alpha: int | None = None
+    alpha: PositiveInt | None = None
     """Scale of the adapters' output over their rank; as large as the rank if left out."""
-    dropout: float = 0.0
+    dropout: Share = 0.0
     """Dropout on the adapters' input."""
     targets: tuple[str, ...] | None = None
     """Names of the adapted linear layers; all of them but the head if left out."""
@@ -124,51 +120,45 @@ class LoRASection:
     """What a run leaves behind: a whole model with the adapters merged into it, or a small folder
     with adapters and recurrence, which PEFT loads on the base model."""
 
-    def __post_init__(self) -> None:
-        at_least(1, self, "rank", "alpha")
-        at_most(2**24, self, "rank")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout is {self.dropout}; use 0 or more, and less than 1")
 
-
-@dataclass(frozen=True)
+@settings
 class TrainingSection:
     """Optimisation by transformers.Trainer with AdamW."""
 
-    steps: int = 1000
+    steps: Number = 1000
     """Optimiser steps."""
-    epochs: int | None = None
+    epochs: Number | None = None
     """Passes over the training examples; if it is set, steps follow from it."""
-    examples: int | None = None
+    examples: Number | None = None
     """Train on the first so many examples of the split, again and again; if left out on all of a
     data set, and on a generated task's without end."""
-    batch: int = 64
+    batch: Rows = 64
     """Examples a forward pass."""
-    accumulate: int = 1
+    accumulate: Rows = 1
     """Forward passes whose gradients make one step."""
-    learning_rate: float = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Peak learning rate."""
     schedule: Literal["constant_with_warmup", "linear", "cosine", "cosine_restarts"] = (
         "constant_with_warmup"
     )
     """How the learning rate goes on after the warm-up. cosine_restarts, TurboConn's, begins anew
     every so many steps, with the warm-up."""
-    warmup_steps: int = 100
+    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 100
     """Steps over which the learning rate rises from zero."""
-    floor: float = 0.0
+    floor: Share = 0.0
     """Share of the peak learning rate that a cosine schedule ends at; the T²MLR paper's code takes
     0.001 to pretrain and 0.01 to fine-tune."""
-    restart_every: int = 1000
+    restart_every: Number = 1000
     """Steps from one start of cosine_restarts to the next."""
-    gate_multiplier: float = 1.0
+    gate_multiplier: NonNegativeFloat = 1.0
     """How much faster T²MLR's two gammas learn than the rest. They start at zero and open the
     recurrence, so small models learn much sooner with 10 to 30; the paper's code takes 100 for
     GSM8K."""
-    weight_decay: float = 0.01
+    weight_decay: NonNegativeFloat = 0.01
     """AdamW's weight decay; norms and biases have none."""
-    beta2: float = 0.95
+    beta2: Share = 0.95
     """AdamW's second beta."""
-    clip: float = 1.0
+    clip: NonNegativeFloat = 1.0
     """Largest norm of the gradient; a larger one is scaled down to it."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """Arithmetic of matrix products in training: fp32; tf32, which GPUs since Ampere have; or bf16
@@ -178,57 +168,27 @@ class TrainingSection:
     """Recompute activations in the backward pass, to save memory."""
     bucket_by_length: bool = True
     """Make batches of examples of similar length, so that little is spent on padding."""
-    max_tokens: int | None = None
+    max_tokens: PositiveInt | None = None
     """Longest example in tokens; longer ones are left out, counted and reported."""
-    log_every: int = 10
+    log_every: PositiveInt = 10
     """Steps between two lines of the log."""
-    evaluate_every: int | None = None
+    evaluate_every: PositiveInt | None = None
     """Steps between two losses on held-out examples; only one at the end if left out."""
-    evaluate_examples: int = 256
+    evaluate_examples: NonNegativeInt = 256
     """Held-out examples for that loss; 0 for none."""
-    save_every: int | Literal["auto"] | None = "auto"
+    save_every: PositiveInt | Literal["auto"] | None = "auto"
     """Steps between two checkpoints to resume from. auto: one every ten minutes, or less often
     where saving takes long; null: none. Whatever it is, SIGINT and SIGTERM save one."""
-    compare_every: int = 100
+    compare_every: PositiveInt = 100
     """Steps between two comparisons of a solver that is not exact with the rollout; the log has
     what they find."""
-    threads: int | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of the training process; the machine's default if left out."""
     report_to: Literal["tensorboard", "wandb", "trackio"] | None = None
     """Where the log goes besides the run's folder, by the tracker's own package; nowhere if left
     out."""
 
     def __post_init__(self) -> None:
-        at_least(
-            1,
-            self,
-            "steps",
-            "epochs",
-            "examples",
-            "batch",
-            "accumulate",
-            "max_tokens",
-            "restart_every",
-        )
-        at_least(1, self, "log_every", "evaluate_every", "compare_every", "threads")
-        if self.save_every != "auto":
-            at_least(1, self, "save_every")
-        at_least(
-            0, self, "warmup_steps", "weight_decay", "clip", "evaluate_examples", "gate_multiplier"
-        )
-        at_most(2**31 - 1, self, "steps", "epochs", "examples", "warmup_steps", "restart_every")
-        at_most(MOST_ROWS, self, "batch", "accumulate")
-        at_most(1024, self, "threads")
-        for key in ("learning_rate", "gate_multiplier", "weight_decay", "beta2", "clip", "floor"):
-            if not math.isfinite(getattr(self, key)):
-                mend = "; use 0 for none" if key == "clip" else "; use a number"
-                raise ConfigError(f"{key} is {getattr(self, key)}{mend}")
-        if self.learning_rate <= 0:
-            raise ConfigError(f"learning_rate is {self.learning_rate}; use more than 0")
-        if not 0 <= self.beta2 < 1:
-            raise ConfigError(f"beta2 is {self.beta2}; use 0 or more, and less than 1")
-        if not 0 <= self.floor < 1:
-            raise ConfigError(f"floor is {self.floor}; use 0 or more, and less than 1")
         if self.floor and self.schedule != "cosine":
             raise ConfigError(
                 f"floor is {self.floor}, but schedule is {self.schedule}, and only cosine has one; "
@@ -241,35 +201,24 @@ class TrainingSection:
             )
 
 
-@dataclass(frozen=True)
+@settings
 class EvaluationSection:
     """Accuracy by length, or the loss a token of text."""
 
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[PositiveInt, ...] = ()
     """Lengths to test, in the task's own unit; tasks that read a data set have none."""
-    examples: int = 256
+    examples: PositiveInt = 256
     """Examples of each length, or windows of text."""
-    batch: int = 128
+    batch: Rows = 128
     """Examples answered at a time."""
-    temperature: float | None = None
+    temperature: PositiveFloat | None = None
     """Also report accuracy of answers sampled at this temperature, beside greedy ones; TurboConn's
     paper uses 1."""
-    max_new_tokens: int | None = None
+    max_new_tokens: PositiveInt | None = None
     """Longest answer in tokens; two more than the longest right answer if left out."""
 
-    def __post_init__(self) -> None:
-        at_least(1, self, "examples", "batch", "max_new_tokens")
-        at_most(MOST_ROWS, self, "batch")
-        if self.temperature is not None and self.temperature <= 0:
-            raise ConfigError(
-                f"temperature is {self.temperature}; use more than 0: greedy answers are scored in "
-                "any case"
-            )
-        if self.lengths and min(self.lengths) < 1:
-            raise ConfigError(f"lengths holds {min(self.lengths)}; use 1 or more")
 
-
-@dataclass(frozen=True)
+@settings
 class Recipe:
     """One experiment, trained once for each seed."""
 
@@ -279,7 +228,7 @@ class Recipe:
     """What to learn."""
     output: str = "runs"
     """Folder that the run's folder is made in."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[Seed, ...] = (0,)
     """Each trains one model, in a folder seed-N of the run's folder: weights, data and sampling
     follow from it."""
     model: ModelSection = field(default_factory=ModelSection)
@@ -303,7 +252,9 @@ class Recipe:
     @classmethod
     def prepare(cls, mapping: Mapping[str, Any]) -> None:
         """Import the plugins, so that what they register can be named."""
-        load_plugins(convert(tuple[str, ...], mapping.get("plugins", ()), "plugins"))
+        named = mapping.get("plugins")
+        if isinstance(named, list | tuple) and all(isinstance(each, str) for each in named):
+            load_plugins(named)  # all else the field refuses
 
     def __post_init__(self) -> None:
         names = tuple(dict.fromkeys(full_name(name) for name in self.plugins))
@@ -382,31 +333,9 @@ def check_place(name: str, output: str) -> None:
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
-    """Refuse seeds that random generators do not take, and one that is given twice, whose runs
-    would share a folder."""
+    """Refuse no seeds, and one that is given twice, whose runs would share a folder."""
     if not seeds:
         raise ConfigError("seeds is empty; give at least one seed")
-    if min(seeds) < 0:
-        raise ConfigError(f"seeds holds {min(seeds)}; use 0 or more")
-    if max(seeds) >= 2**32:
-        raise ConfigError(f"seeds holds {max(seeds)}; use less than 2^32")
     twice = next((seed for seed in seeds if seeds.count(seed) > 1), None)
     if twice is not None:
         raise ConfigError(f"seeds holds {twice} twice; give each once")
-
-
-def at_most(largest: int, section: object, *names: str) -> None:
-    """Refuse a larger value in any of the section's fields: a slip of the finger that would take
-    all memory or time."""
-    for name in names:
-        value = getattr(section, name)
-        if value is not None and value > largest:
-            raise ConfigError(f"{name} is {value}; use {largest:,} or less")
-
-
-def at_least(smallest: int, section: object, *names: str) -> None:
-    """Refuse a smaller value in any of the section's fields; one that is left out is none."""
-    for name in names:
-        value = getattr(section, name)
-        if value is not None and value < smallest:
-            raise ConfigError(f"{name} is {value}; use {smallest} or more")

@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from undertow.config import convert
 from undertow.errors import CheckpointError, ConfigError
 from undertow.lab.tables import percent, table
+from undertow.mapping import from_mapping
 from undertow.reading import read_json
+from undertow.sentences import expected
+from undertow.settings import settings
 
 MEND = "the file is damaged; run `undertow eval` again"
 
 
-@dataclass(frozen=True)
+@settings
 class Accuracy:
     """How many answers of one length were right.
 
@@ -95,9 +97,10 @@ def read_accuracies(path: Path) -> tuple[Accuracy, ...]:
         CheckpointError: the file is damaged.
     """
     try:
-        found: tuple[Accuracy, ...] = convert(
-            tuple[Accuracy, ...], read_json(path, CheckpointError, MEND), "accuracies"
-        )
+        rows = read_json(path, CheckpointError, MEND)
+        if not isinstance(rows, list):
+            raise expected("accuracies", "[section, ...]", rows)
+        found = tuple(from_mapping(Accuracy, row, f"accuracies[{i}]") for i, row in enumerate(rows))
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}; {MEND}") from error
     for each in found:

@@ -11,7 +11,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from undertow.config import load_config, load_yaml, save_yaml, to_mapping
 from undertow.errors import CheckpointError
 from undertow.files import remove_leftovers, write_json
 from undertow.lab.runs.checkpoints import checkpoints, remove
@@ -22,6 +21,7 @@ from undertow.lab.runs.recipe import Recipe
 from undertow.lab.runs.results import Accuracy, read_accuracies, read_loss
 from undertow.lab.runs.versions import versions
 from undertow.manifest import check_model
+from undertow.mapping import load_config, load_yaml, save_yaml, to_mapping
 from undertow.plugins import load_plugins
 
 # What may be another after a training has diverged, and still go on from its last good checkpoint.

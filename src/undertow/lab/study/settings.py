@@ -7,19 +7,22 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from undertow.config import apply_overrides, from_mapping
+from pydantic import PositiveInt
+
 from undertow.errors import ConfigError
-from undertow.lab.runs.recipe import Recipe, check_place, check_seeds
+from undertow.lab.runs.recipe import Recipe, Seed, check_place, check_seeds
+from undertow.mapping import apply_overrides, from_mapping
 from undertow.plugins import full_name
+from undertow.settings import settings
 
 MOST_RUNS = 10_000
 
 
-@dataclass(frozen=True)
+@settings
 class Study:
     """A grid of recipes."""
 
@@ -29,16 +32,14 @@ class Study:
     """What all runs have in common: a recipe without a name."""
     axes: dict[str, dict[str, dict[str, Any]]]
     """For each axis the choices, by label: what a choice sets in the recipe, by dotted key."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[Seed, ...] = (0, 1, 2)
     """Each combination is trained once a seed."""
-    workers: int = 2
+    workers: PositiveInt = 2
     """Runs at a time, each with training.threads threads, or one."""
     output: str = "runs"
     """Folder that the study's folder is made in."""
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"workers is {self.workers}; use 1 or more")
         check_place(self.name, self.output)
         check_seeds(self.seeds)
         empty = [axis for axis, choices in self.axes.items() if not choices]

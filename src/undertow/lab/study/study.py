@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from undertow.config import from_mapping, to_mapping
 from undertow.errors import CheckpointError, ConfigError
 from undertow.files import read_json, write_json, write_text
 from undertow.lab.evaluation.figures import curves_figure
@@ -23,6 +22,7 @@ from undertow.lab.study.findings import finding, findings_table
 from undertow.lab.study.pool import make
 from undertow.lab.study.settings import Study
 from undertow.lab.training.fit import check_fit
+from undertow.mapping import from_mapping, to_mapping
 from undertow.paths import takes_paths
 
 SUMMARY = "summary.json"

@@ -4,11 +4,9 @@ BIG-bench."""
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import ClassVar
 
-from undertow.errors import ConfigError
-from undertow.lab.tasks.base import PromptedTask, check_longest, paper_prompt
+from undertow.lab.tasks.base import Length, PromptedTask, check_order, paper_prompt
 from undertow.lab.tasks.example import Example
 from undertow.registry import register
 
@@ -17,7 +15,6 @@ _UNARY_MINUS_PROBABILITY = 0.15
 
 
 @register
-@dataclass(frozen=True)
 class MultiStepArithmetic(PromptedTask):
     """Expressions of digits, +, -, * and unary minus; the answer is their value modulo 10 (Python's
     %).
@@ -38,23 +35,13 @@ class MultiStepArithmetic(PromptedTask):
 
     kind: ClassVar[str] = "arithmetic"
 
-    min_operands: int = 1
+    min_operands: Length = 1
     """Fewest digits in an expression; at least 1."""
-    max_operands: int = 30
+    max_operands: Length = 30
     """Most digits in an expression; 30 in the TurboConn paper."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_operands < 1:
-            raise ConfigError(
-                f"min_operands is {self.min_operands}, but must be at least 1; raise it."
-            )
-        if self.max_operands < self.min_operands:
-            raise ConfigError(
-                f"max_operands is {self.max_operands}, but must be at least min_operands, "
-                f"{self.min_operands}; raise it."
-            )
-        check_longest(max_operands=self.max_operands)
+        check_order(self, "min_operands", "max_operands")
 
     @property
     def longest(self) -> int:

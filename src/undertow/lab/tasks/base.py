@@ -7,15 +7,17 @@ import hashlib
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal, get_args
 
+from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
 from undertow.lab.tasks.encode import encode
 from undertow.lab.tasks.example import Example, Split
 from undertow.registry import family
+from undertow.settings import settings
 
 Template = Literal["paper", "bare"]
 Measure = Literal["answers", "labels", "loss"]
@@ -25,10 +27,12 @@ _ATTEMPTS = 10_000
 # The longest example, in any task's own unit: what is longer takes seconds to draw, and no model
 # here reads it.
 _LONGEST = 100_000
+Length = Annotated[int, Field(ge=1, le=_LONGEST)]
+"""A setting that is a length of examples."""
 
 
 @family
-@dataclass(frozen=True)
+@settings
 class Task(ABC):
     """A source of numbered items that knows data and text, and no model.
 
@@ -135,7 +139,7 @@ class Task(ABC):
         return ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class GeneratedTask(Task):
     """A task whose examples are drawn at random, without end.
 
@@ -196,19 +200,13 @@ class GeneratedTask(Task):
         return first_line(generated_text) == example.completion.strip()
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class PromptedTask(GeneratedTask):
     """A generated task whose question is put in words, and answered."""
 
     template: Template = "paper"
     """Layout of the prompt: 'paper' is that of the TurboConn paper, 'bare' a compact one for small
     models."""
-
-    def __post_init__(self) -> None:
-        if self.template not in get_args(Template):
-            raise ConfigError(
-                f"template is {self.template!r}, but must be 'paper' or 'bare'; choose one of them."
-            )
 
 
 def split_of(text: str) -> Split:
@@ -241,6 +239,15 @@ def text_field(row: Mapping[str, object], name: str) -> str:
 def first_line(text: str) -> str:
     """Return the first line of the text that is not empty, without blanks around it."""
     return text.strip().partition("\n")[0].strip()
+
+
+def check_order(task: Task, least: str, most: str) -> None:
+    """Raise ConfigError if the smaller of two settings is the larger one."""
+    if getattr(task, most) < getattr(task, least):
+        raise ConfigError(
+            f"{most} is {getattr(task, most)}, but must be at least {least}, "
+            f"{getattr(task, least)}; raise it."
+        )
 
 
 def check_longest(**lengths: int) -> None:

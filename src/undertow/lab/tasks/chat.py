@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from transformers import PreTrainedTokenizerBase
 
-from undertow.errors import ConfigError, DataError
+from undertow.errors import ConfigError, DataError, shown
 from undertow.lab.tasks.base import Measure
 from undertow.lab.tasks.encode import IGNORED, known_ids
 from undertow.lab.tasks.example import Example, Split
 from undertow.lab.tasks.rows import RowsTask
-from undertow.reading import shown
 from undertow.registry import register
 
 Message = dict[str, str]
@@ -21,7 +19,6 @@ ROLES = ("system", "user", "assistant")
 
 
 @register
-@dataclass(frozen=True)
 class Chat(RowsTask):
     """Conversations in the tokenizer's own chat template; only the assistant's tokens carry loss.
 

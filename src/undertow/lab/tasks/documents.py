@@ -8,11 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from undertow.errors import DataError
+from undertow.errors import DataError, shown
 from undertow.lab.tasks.base import split_of
 from undertow.lab.tasks.example import Split
 from undertow.lab.tasks.rows import load_splits, rows_of
-from undertow.reading import read_text, shown
+from undertow.reading import read_text
 
 OF_ROWS = (".jsonl", ".json")
 

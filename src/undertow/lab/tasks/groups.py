@@ -6,13 +6,12 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import permutations, product
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from undertow.errors import ConfigError
-from undertow.lab.tasks.base import GeneratedTask, Measure, check_longest
+from undertow.lab.tasks.base import GeneratedTask, Length, Measure, check_order
 from undertow.lab.tasks.example import Example
 from undertow.registry import register
 
@@ -24,7 +23,6 @@ SYMBOLS += "".join(letter for letter in map(chr, range(0xC0, 0x100)) if letter.i
 
 
 @register
-@dataclass(frozen=True)
 class GroupTracking(GeneratedTask):
     """Random elements of a group, min_length..max_length of them; the label of each position is the
     product so far.
@@ -44,9 +42,9 @@ class GroupTracking(GeneratedTask):
     group: Group = "S5"
     """S3 (6 elements), S5 (120), A5 (60), Z60 (60) or A4xZ5 (60): symmetric, alternating, cyclic, a
     direct product."""
-    min_length: int = 1
+    min_length: Length = 1
     """Fewest elements in a sequence; at least 1."""
-    max_length: int = 32
+    max_length: Length = 32
     """Most elements in a sequence; 32 in the T²MLR paper's retrieval task."""
     swaps: bool = False
     """Draw only those elements of S3 or S5 that exchange two entries, and the identity: 11 of S5's
@@ -54,24 +52,12 @@ class GroupTracking(GeneratedTask):
     120 times 120."""
 
     def __post_init__(self) -> None:
-        if self.group not in get_args(Group):
-            raise ConfigError(
-                f"group is {self.group!r}, but must be one of {', '.join(get_args(Group))}; choose "
-                "one of them."
-            )
         if self.swaps and self.group not in ("S3", "S5"):
             raise ConfigError(
                 f"swaps is true, but {self.group} has no swap of two entries; use S3 or S5, or "
                 "leave it out."
             )
-        if self.min_length < 1:
-            raise ConfigError(f"min_length is {self.min_length}, but must be at least 1; raise it.")
-        if self.max_length < self.min_length:
-            raise ConfigError(
-                f"max_length is {self.max_length}, but must be at least min_length, "
-                f"{self.min_length}; raise it."
-            )
-        check_longest(max_length=self.max_length)
+        check_order(self, "min_length", "max_length")
 
     @property
     def longest(self) -> int:

@@ -4,15 +4,13 @@ files."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, ClassVar, NamedTuple
 
-from undertow.errors import ConfigError, DataError
+from undertow.errors import ConfigError, DataError, shown
 from undertow.lab.tasks.base import first_line, paper_prompt, text_field
 from undertow.lab.tasks.example import Example, Split
 from undertow.lab.tasks.rows import RowsTask
-from undertow.reading import shown
 from undertow.registry import register
 
 _QUESTION = "Answer the math question."
@@ -22,7 +20,6 @@ _CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
 
 
 @register
-@dataclass(frozen=True)
 class GSM8K(RowsTask):
     """Word problems whose answer is a number, with or without their solution steps.
 
@@ -203,7 +200,7 @@ def _parse_text(line: str) -> Problem:
 def _checked(text: str) -> str:
     number = _number(text)
     if number is None:
-        raise ValueError(f"expected a number as the answer, found {shown(text)}")
+        raise ValueError(f"expected a number as the answer, found {shown(text.strip())}")
     return number
 
 

@@ -4,7 +4,6 @@ by reasoning-gym."""
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from undertow.errors import ConfigError, DataError
@@ -18,7 +17,6 @@ _ATTEMPTS = 5000
 
 
 @register
-@dataclass(frozen=True)
 class GSMSymbolic(GeneratedTask):
     """Problems drawn from some 85 templates of grade-school mathematics, in GSM8K's layout and
     scored as `GSM8K` is.

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import re
 import string
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from undertow.errors import ConfigError
+from undertow.errors import ConfigError, shown
 from undertow.lab.tasks.base import first_line, paper_prompt
 from undertow.lab.tasks.example import Example, Split
 from undertow.lab.tasks.rows import LeftOutError, RowsTask
-from undertow.reading import shown
 from undertow.registry import register
 
 _QUESTION = "Answer the question."
@@ -22,7 +20,6 @@ Trace = Literal["written", "given", "none"]
 
 
 @register
-@dataclass(frozen=True)
 class HotpotQA(RowsTask):
     """Questions over several facts, with a trace of the facts that lead to the answer.
 
@@ -47,13 +44,6 @@ class HotpotQA(RowsTask):
     level: Literal["easy", "medium", "hard"] | None = None
     """Only rows of this `level`, easy in the paper; others are left out, counted and reported. All
     rows if left out."""
-
-    def __post_init__(self) -> None:
-        if self.trace not in get_args(Trace):
-            raise ConfigError(
-                f"trace is {self.trace!r}, but must be one of {', '.join(get_args(Trace))}; choose "
-                "one of them."
-            )
 
     def parse(self, row: Any) -> _Question:
         """See `RowsTask.parse`."""
@@ -145,7 +135,7 @@ def _trace_of(row: dict[str, Any]) -> tuple[str, ...]:
             or not 0 <= number < len(sentences)
         ):
             raise ValueError(
-                f"the supporting fact {shown(number)[1:-1]} of {shown(title)} is not in the context"
+                f"the supporting fact {shown(number)} of {shown(title)} is not in the context"
             )
         found.append(" ".join(str(sentences[number]).split()))
     if not any(found):

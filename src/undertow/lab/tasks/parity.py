@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import ClassVar
 
-from undertow.errors import ConfigError
-from undertow.lab.tasks.base import PromptedTask, check_longest, paper_prompt
+from undertow.lab.tasks.base import Length, PromptedTask, check_order, paper_prompt
 from undertow.lab.tasks.example import Example
 from undertow.registry import register
 
@@ -15,7 +13,6 @@ _QUESTION = "Output the parity of this sequence."
 
 
 @register
-@dataclass(frozen=True)
 class Parity(PromptedTask):
     """Random bits, min_length..max_length of them; the answer is 1 if the number of ones is odd.
 
@@ -26,21 +23,13 @@ class Parity(PromptedTask):
 
     kind: ClassVar[str] = "parity"
 
-    min_length: int = 1
+    min_length: Length = 1
     """Fewest bits in a sequence; at least 1."""
-    max_length: int = 70
+    max_length: Length = 70
     """Most bits in a sequence; 70 in the TurboConn paper."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_length < 1:
-            raise ConfigError(f"min_length is {self.min_length}, but must be at least 1; raise it.")
-        if self.max_length < self.min_length:
-            raise ConfigError(
-                f"max_length is {self.max_length}, but must be at least min_length, "
-                f"{self.min_length}; raise it."
-            )
-        check_longest(max_length=self.max_length)
+        check_order(self, "min_length", "max_length")
 
     @property
     def longest(self) -> int:

@@ -4,7 +4,6 @@ or read from files."""
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
@@ -24,7 +23,6 @@ _ATTEMPTS = 3000
 
 
 @register
-@dataclass(frozen=True)
 class ProsQA(PromptedTask):
     """A shuffled list of who is what and what is what, and the question which of two kinds someone
     is.

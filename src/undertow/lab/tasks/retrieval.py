@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import random
 import string
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from undertow.errors import ConfigError
-from undertow.lab.tasks.base import GeneratedTask, Measure, check_longest
+from undertow.lab.tasks.base import GeneratedTask, Length, Measure, check_order
 from undertow.lab.tasks.example import Example
 from undertow.lab.tasks.groups import Group, multiplication_table
 from undertow.registry import register
@@ -21,7 +20,6 @@ DICTIONARY_END, BLANK, NO_ENTRY = "|", " ", "-"
 
 
 @register
-@dataclass(frozen=True)
 class GroupRetrieval(GeneratedTask):
     """A random dictionary, then random elements of a group; the labels are each running product and
     its entry.
@@ -46,11 +44,11 @@ class GroupRetrieval(GeneratedTask):
 
     group: Group = "S5"
     """S3 (6 elements), S5 (120), A5 (60), Z60 (60) or A4xZ5 (60); S5 in the paper."""
-    min_length: int = 1
+    min_length: Length = 1
     """Fewest elements in a sequence; at least 1."""
-    max_length: int = 32
+    max_length: Length = 32
     """Most elements in a sequence; 32 in the paper."""
-    entry_length: int = 4
+    entry_length: Length = 4
     """Characters of a dictionary entry; 4 in the paper."""
     dictionary_size: int | None = None
     """Entries of the dictionary; one for each element of the group if left out, as in the paper."""
@@ -59,23 +57,7 @@ class GroupRetrieval(GeneratedTask):
     read, as one released generator does."""
 
     def __post_init__(self) -> None:
-        for name, choices in (("group", get_args(Group)), ("retrieve", ("state", "action"))):
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}, but must be one of {', '.join(choices)}; "
-                    "choose one of them."
-                )
-        for name in ("min_length", "entry_length"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}, but must be at least 1; raise it."
-                )
-        if self.max_length < self.min_length:
-            raise ConfigError(
-                f"max_length is {self.max_length}, but must be at least min_length, "
-                f"{self.min_length}; raise it."
-            )
-        check_longest(max_length=self.max_length, entry_length=self.entry_length)
+        check_order(self, "min_length", "max_length")
         elements = len(multiplication_table(self.group))
         if self.dictionary_size is not None and not 1 <= self.dictionary_size <= elements:
             raise ConfigError(

@@ -6,7 +6,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -17,6 +16,7 @@ from undertow.errors import ConfigError, DataError
 from undertow.lab.tasks.base import Task, check_split, split_of
 from undertow.lab.tasks.example import Split
 from undertow.reading import MalformedError, expanded, parse_json, read_json, read_lines
+from undertow.settings import settings
 
 
 class LeftOutError(Exception):
@@ -31,7 +31,7 @@ class Loaded(NamedTuple):
     left_out: Mapping[str, int]
 
 
-@dataclass(frozen=True)
+@settings
 class RowsTask(Task):
     """A task that reads rows: JSON lines, a JSON list in a .json file, or lines of text in a .txt
     file.

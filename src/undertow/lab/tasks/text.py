@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import numpy as np
+from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from undertow.errors import ConfigError, DataError
@@ -21,7 +21,6 @@ from undertow.registry import register
 
 
 @register
-@dataclass(frozen=True)
 class Text(Task):
     """Text to predict token by token. A model built from scratch reads characters, a pretrained one
     its own tokens.
@@ -45,8 +44,8 @@ class Text(Task):
 
     files: tuple[str, ...] = ()
     """Paths of files in UTF-8: plain text, JSON lines (.jsonl) or a JSON list (.json)."""
-    context: int = 128
-    """Tokens of a window; at least 2."""
+    context: Annotated[int, Field(ge=2, le=2**31 - 1)] = 128
+    """Tokens of a window; at least 2, as a token is predicted from another."""
     hub: str | None = None
     """Name of a data set instead, as path or path:configuration, such as
     HuggingFaceFW/fineweb-edu:sample-10BT; or a folder that the package datasets can load. It is
@@ -58,15 +57,6 @@ class Text(Task):
     if left out, and made anew by each process."""
 
     def __post_init__(self) -> None:
-        if self.context < 2:
-            raise ConfigError(
-                f"context is {self.context}, but must be at least 2, as a token is predicted from "
-                "another; raise it."
-            )
-        if self.context >= 2**31:
-            raise ConfigError(
-                f"context is {self.context}, more tokens than any model reads; lower it."
-            )
         if self.files and self.hub is not None:
             raise ConfigError("files and hub are both set; remove one of them.")
 

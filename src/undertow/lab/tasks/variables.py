@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import random
 import string
-from dataclasses import dataclass
 from typing import ClassVar
 
+from pydantic import NonNegativeInt, PositiveInt
+
 from undertow.errors import ConfigError
-from undertow.lab.tasks.base import PromptedTask, first_line
+from undertow.lab.tasks.base import PromptedTask, check_order, first_line
 from undertow.lab.tasks.example import Example
 from undertow.registry import register
 
@@ -18,7 +19,6 @@ _TASK = "Variable assignment. Follow the assignments and fill in the blank."
 
 
 @register
-@dataclass(frozen=True)
 class VariableAssignment(PromptedTask):
     """Assignments in random order: values, a chain of aliases that ends at one of them, and aliases
     that lead astray.
@@ -41,29 +41,19 @@ class VariableAssignment(PromptedTask):
     kind: ClassVar[str] = "variables"
     scores_tokens: ClassVar[bool] = True
 
-    min_depth: int = 5
+    min_depth: NonNegativeInt = 5
     """Least depth; at least 0."""
     max_depth: int = 5
     """Greatest depth; 5 in the paper."""
-    values: int = 8
+    values: PositiveInt = 8
     """Variables that hold a digit; at least 1."""
-    distractors: int = 6
+    distractors: NonNegativeInt = 6
     """Aliases beside the chain."""
     chain_of_thought: bool = False
     """Whether the completion holds the names on the way to the value."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("min_depth", 0), ("values", 1), ("distractors", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}, but must be at least {least}; raise it."
-                )
-        if self.max_depth < self.min_depth:
-            raise ConfigError(
-                f"max_depth is {self.max_depth}, but must be at least min_depth, {self.min_depth}; "
-                "raise it."
-            )
+        check_order(self, "min_depth", "max_depth")
         self._check_names("max_depth", self.max_depth)
 
     def draw(self, generator: random.Random, length: int | None) -> Example:

@@ -11,13 +11,12 @@ import torch
 from transformers import AutoConfig
 
 from undertow.depth.looped import Looped
-from undertow.errors import CheckpointError, ConfigError
+from undertow.errors import CheckpointError, ConfigError, shown
 from undertow.files import replacing_folder
 from undertow.host import attach, detach
 from undertow.lab.runs.loading import first_line, load, load_tokenizer, quiet_libraries
 from undertow.models.huginn.importing import import_huginn, read_config
 from undertow.paths import takes_paths
-from undertow.reading import shown
 
 PROBE = 8  # tokens that the converted model is compared on
 

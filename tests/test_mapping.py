@@ -4,7 +4,7 @@ named."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,20 +14,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from undertow.config import (
-    apply_overrides,
-    convert,
-    describe,
-    from_mapping,
-    load_yaml,
-    save_yaml,
-    to_mapping,
-)
-from undertow.config_help import WIDTH, field_docs
+from undertow.describe import WIDTH, describe, field_docs
 from undertow.errors import CheckpointError, ConfigError, UndertowError, nearest
+from undertow.mapping import apply_overrides, from_mapping, load_yaml, save_yaml, to_mapping
+from undertow.settings import alternative, settings
 
 
-@dataclass(frozen=True)
+@settings
 class Gate:
     """A gated recurrence.
 
@@ -43,22 +36,25 @@ class Gate:
     """Layers that the gate spans."""
 
     @classmethod
+    @alternative
     def preset(cls, name: Literal["small", "large"], scale: float = 1.0, **others: Any) -> Gate:
         """Take the width from a name."""
         return cls(**{"width": int({"small": 8, "large": 64}[name] * scale)} | others)
 
     @classmethod
+    @alternative
     def sized(cls, rows: int, columns: int = 2, layers: Sequence[int] = (1, 2)) -> Gate:
         """Take the width from a table's size."""
         return cls(rows * columns, tuple(layers))
 
     @classmethod
+    @alternative
     def half(cls, rows: int, **others: Any) -> Gate:
         """Take half the width."""
         return cls(rows // 2, **others)
 
 
-@dataclass(frozen=True)
+@settings
 class Shift:
     kind: ClassVar[str] = "shift"
 
@@ -66,7 +62,7 @@ class Shift:
     """How far to shift."""
 
 
-@dataclass(frozen=True)
+@settings
 class Named:
     name: str = "run"
     """Name of the run, which is long enough a story that its telling has to be wrapped somewhere
@@ -75,7 +71,7 @@ class Named:
     And a second paragraph."""
 
 
-@dataclass(frozen=True)
+@settings
 class Optimizer(Named):
     rate: float = 1e-3
     """Learning rate."""
@@ -89,7 +85,7 @@ class Optimizer(Named):
             raise ConfigError(f"rate must be positive, got {self.rate}")
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
     task: Gate | Shift
     """What to learn."""
@@ -196,18 +192,12 @@ def test_a_kind_may_be_given_for_its_own_class_alone() -> None:
     assert message(from_mapping, Named, {"kind": "gate"}) == "unknown key kind"
 
 
-def test_union_keeps_the_type_of_the_value() -> None:
-    assert convert(float | str, "1e-3") == "1e-3"
-    assert type(convert(float | int, 3)) is int
-    assert convert(Gate | Shift, "shift") == Shift()
-
-
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 wholes = st.integers(-(2**63), 2**63 - 1)
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 gates = st.builds(Gate, width=wholes, layers=st.lists(wholes, max_size=3).map(tuple))
 shifts = st.builds(Shift, by=wholes)
-settings = st.builds(
+configs = st.builds(
     Settings,
     task=gates | shifts,
     steps=wholes,
@@ -231,7 +221,7 @@ settings = st.builds(
 
 
 @hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-@given(settings)
+@given(configs)
 def test_round_trip(config: Settings) -> None:
     data = to_mapping(config)
     assert from_mapping(Settings, data) == config
@@ -262,7 +252,10 @@ def test_round_trip(config: Settings) -> None:
         ({"optimizer": {"rate": False}}, "optimizer.rate: expected number, got false"),
         ({"optimizer": {"rate": "0.1"}}, "optimizer.rate: expected number, got '0.1'"),
         ({"optimizer": {"rate": "nan"}}, "optimizer.rate: expected number, got 'nan'"),
-        ({"optimizer": {"rate": float("nan")}}, "optimizer.rate: expected number, got nan"),
+        (
+            {"optimizer": {"rate": float("nan")}},
+            "optimizer.rate: expected number, got nan; give a finite one",
+        ),
         ({"optimizer": {"rate": -1}}, "optimizer: rate must be positive, got -1.0"),
         ({"optimizer": {"name": 12}}, "optimizer.name: expected text, got 12; put text in quotes"),
         ({"optimizer": {"betas": [1]}}, "optimizer.betas: expected [number, number], got [1]"),
@@ -282,7 +275,7 @@ def test_round_trip(config: Settings) -> None:
         ({"extra": "x"}, "extra: expected section or null, got 'x'"),
         ({"spans": [[1, 2], [3]]}, "spans[1]: expected [whole number, whole number], got [3]"),
         ({"rates": [1, None]}, "rates[1]: expected number, got null"),
-        ({"rates": 1}, "rates: expected [number, ...], got 1"),
+        ({"rates": 1}, "rates: expected [number, ...] or null, got 1"),
         (
             {"batch": "aut"},
             "batch: expected whole number or 'auto', got 'aut'; did you mean 'auto'?",
@@ -325,15 +318,6 @@ def test_mistakes_at_the_top() -> None:
         message(from_mapping, Optimizer, {"rat": 0}, "a.b")
         == "unknown key a.b.rat; did you mean 'rate'?"
     )
-
-
-def test_a_field_that_no_configuration_can_have_is_the_programmers_mistake() -> None:
-    with pytest.raises(TypeError, match="cannot have the type"):
-        convert(list[int], [1])
-    with pytest.raises(TypeError, match="kind each"):
-        convert(Named | Optimizer, {})
-    with pytest.raises(TypeError, match="kind each"):
-        convert(Shift | str, "shift")
 
 
 def test_nearest() -> None:
@@ -379,13 +363,16 @@ def test_alternative_constructor(section: dict[str, Any], expected: Gate) -> Non
         ({"preset": "small", "layers": "x"}, "layers: expected [whole number, ...], got 'x'"),
         ({"preset": {"nam": "small"}}, "unknown key preset.nam; did you mean 'name'?"),
         ({"preset": {"name": "small", "scale": "x"}}, "preset.scale: expected number, got 'x'"),
-        ({"preset": {"name": "small", "scale": 1}, "scale": 2}, "preset: scale given twice"),
-        ({"preset": {}}, "preset: missing a required argument: 'name'"),
-        ({"preset": ["small", 1, 2]}, "preset: too many positional arguments"),
-        ({"sized": 3, "rows": 4}, "sized: multiple values for argument 'rows'"),
+        (
+            {"preset": {"name": "small", "scale": 1}, "scale": 2},
+            "preset: scale given twice; give it once",
+        ),
+        ({"preset": {}}, "missing preset.name, which must be given"),
+        ({"preset": ["small", 1, 2]}, "Gate.preset takes fewer values; leave out 2"),
+        ({"sized": 3, "rows": 4}, "sized is given twice; give it once"),
         ({"sized": 3, "width": 4}, "unknown key width"),
         ({"sized": 3, "layers": 7}, "layers: expected [whole number, ...], got 7"),
-        ({"half": 3, "width": 4}, "half: already sets 'width'"),
+        ({"half": 3, "width": 4}, "width is given twice; give it once"),
         ({"presett": "small"}, "unknown key presett; did you mean 'preset'?"),
     ],
 )
@@ -565,11 +552,11 @@ def test_help_line(line: str) -> None:
 
 
 def test_help_tells_a_default_that_differs_from_its_class() -> None:
-    @dataclass(frozen=True)
+    @settings
     class Plain:
         by: int = 1
 
-    @dataclass(frozen=True)
+    @settings
     class Outer:
         shift: Shift = field(default_factory=lambda: Shift(by=4))
         named: Named = field(default_factory=lambda: Named("x"))
