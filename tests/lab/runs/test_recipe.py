@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tiny
 
-from undertow import SoftToken, TurboConn
+from undertow import Jacobi, Scan, SoftToken, TurboConn
 from undertow.annotations import field_types
 from undertow.describe import describe, field_docs
 from undertow.errors import ConfigError
@@ -123,6 +123,18 @@ def test_overrides_change_what_they_name_and_nothing_else(tmp_path: Path) -> Non
     )
     assert kept == plain
     assert load_recipe(path, ["--recurrence=none"]).recurrence is None
+
+
+def test_no_setting_of_another_kind_is_kept_in_silence(tmp_path: Path) -> None:
+    """Of one solver's settings none may become those of the next, nor be dropped unread."""
+    path = tiny.recipe_file(tmp_path, solver={"kind": "jacobi", "forward": 8, "backward": 2})
+    assert load_recipe(path, ["--solver.forward=9"]).solver == Jacobi(9, 2)
+    for kind in ("--solver.kind=scan", "--solver=scan", "--solver={kind: scan}"):
+        assert load_recipe(path, [kind]).solver == Scan()
+        assert load_recipe(path, ["--solver.sweeps=3", kind]).solver == Scan(3)
+    for wrong in (["--solver.sweeps=3"], ["--solver.kind=scan", "--solver.forward=9"]):
+        with pytest.raises(ConfigError, match="unknown key solver"):
+            load_recipe(path, wrong)
 
 
 # Mistakes
