@@ -267,7 +267,9 @@ def test_a_huge_rate_leaves_no_model_that_is_no_number(
 )
 @pytest.mark.parametrize("value", [NAN, float("inf")])
 def test_settings_that_are_no_numbers_are_refused(key: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"{key} is {value}; use"):
+    with pytest.raises(
+        ConfigError, match=rf"{key}: expected number, got {value}; give a finite one"
+    ):
         TrainingSection(**{key: value})
 
 

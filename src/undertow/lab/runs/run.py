@@ -94,10 +94,7 @@ class Run:
         try:
             made_by = load_config(Recipe, self.recipe_file)
         except ValueError as error:  # of a key, of YAML or of its encoding
-            raise CheckpointError(
-                f"{self.recipe_file} is damaged ({error}); write the recipe that the run was made "
-                "by there, or remove its folder"
-            ) from error
+            raise self._damaged(error) from error
         return load_config(Recipe, self.recipe_file, overrides) if overrides else made_by
 
     def load(self, depth: int | None = None) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -116,13 +113,23 @@ class Run:
         experiment's: a folder from elsewhere shall not bring code.
 
         Raises:
+            CheckpointError: the recipe is damaged.
             ConfigError: one is there, or is missing.
         """
         if self.recipe_file.is_file():
-            held = load_yaml(self.recipe_file).get("plugins")
+            try:
+                held = load_yaml(self.recipe_file).get("plugins")
+            except ValueError as error:
+                raise self._damaged(error) from error
             names = [str(name) for name in held] if isinstance(held, list) else []
             folder = self.folder.resolve()
             load_plugins(names, outside=folder.parent if "seed-" in folder.name else folder)
+
+    def _damaged(self, error: ValueError) -> CheckpointError:
+        return CheckpointError(
+            f"{self.recipe_file} is damaged ({error}); write the recipe that the run was made "
+            "by there, or remove its folder"
+        )
 
     def log(self) -> list[dict[str, Any]]:
         """The entries of its log, oldest first; see `read_log`."""
