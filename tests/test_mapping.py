@@ -236,7 +236,6 @@ def test_round_trip(config: Settings) -> None:
     ("changes", "expected"),
     [
         ({"step": 3}, "unknown key step; did you mean 'steps'?"),
-        ({"zzz": 3}, "unknown key zzz"),
         ({1: 3}, "unknown key 1"),
         ({"optimizer": {"raet": 1.0}}, "unknown key optimizer.raet; did you mean 'rate'?"),
         (
@@ -244,13 +243,9 @@ def test_round_trip(config: Settings) -> None:
             "unknown key stages[0].bye; did you mean 'by'?",
         ),
         ({"steps": "ten"}, "steps: expected whole number, got 'ten'"),
-        ({"steps": True}, "steps: expected whole number, got true"),
-        ({"steps": 1.5}, "steps: expected whole number, got 1.5"),
         ({"steps": None}, "steps: expected whole number, got null"),
-        ({"resume": 1}, "resume: expected true or false, got 1"),
         ({"limit": "all"}, "limit: expected whole number or null, got 'all'"),
         ({"optimizer": {"rate": False}}, "optimizer.rate: expected number, got false"),
-        ({"optimizer": {"rate": "0.1"}}, "optimizer.rate: expected number, got '0.1'"),
         ({"optimizer": {"rate": "nan"}}, "optimizer.rate: expected number, got 'nan'"),
         (
             {"optimizer": {"rate": float("nan")}},
@@ -259,7 +254,6 @@ def test_round_trip(config: Settings) -> None:
         ({"optimizer": {"rate": -1}}, "optimizer: rate must be positive, got -1.0"),
         ({"optimizer": {"name": 12}}, "optimizer.name: expected text, got 12; put text in quotes"),
         ({"optimizer": {"betas": [1]}}, "optimizer.betas: expected [number, number], got [1]"),
-        ({"optimizer": {"betas": 1}}, "optimizer.betas: expected [number, number], got 1"),
         ({"optimizer": {"betas": [1, "x"]}}, "optimizer.betas[1]: expected number, got 'x'"),
         (
             {"optimizer": {"schedule": "cosin"}},
@@ -271,10 +265,8 @@ def test_round_trip(config: Settings) -> None:
             "optimizer.schedule: expected one of 'cosine', 'off', got false; put text in quotes",
         ),
         ({"optimizer": 3}, "optimizer: expected section, got 3"),
-        ({"optimizer": "none"}, "optimizer: expected section, got 'none'"),
         ({"extra": "x"}, "extra: expected section or null, got 'x'"),
         ({"spans": [[1, 2], [3]]}, "spans[1]: expected [whole number, whole number], got [3]"),
-        ({"rates": [1, None]}, "rates[1]: expected number, got null"),
         ({"rates": 1}, "rates: expected [number, ...] or null, got 1"),
         (
             {"batch": "aut"},
@@ -282,12 +274,10 @@ def test_round_trip(config: Settings) -> None:
         ),
         ({"weights": {"state": "x"}}, "weights.state: expected number, got 'x'"),
         ({"weights": {1: 1.0}}, "weights: expected text, got 1; put text in quotes"),
-        ({"weights": [1]}, "weights: expected {text: number, ...}, got [1]"),
         (
             {"task": "shif"},
             "task.kind: expected one of gate, shift, got 'shif'; did you mean 'shift'?",
         ),
-        ({"task": "none"}, "task.kind: expected one of gate, shift, got 'none'"),
         (
             {"task": {"kind": ["shift"]}},
             "task.kind: expected one of gate, shift, got ['shift']; did you mean 'shift'?",

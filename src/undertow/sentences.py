@@ -58,50 +58,68 @@ def expected(key: str, wish: str, value: Any, mend: str = "") -> ConfigError:
 def told(
     error: ValidationError, owner: str, hints: Mapping[str, Any], known: Sequence[str]
 ) -> UndertowError:
-    """The first thing that pydantic found wrong, in a sentence."""
-    given = _place.get()
-    place = given or _Place(owner, {})
-    prefix = f"{place.section}: " if place.section else ""
+    """The first thing that pydantic found wrong, in a sentence.
+
+    Args:
+        owner: what the values were given to, by which Python calls them.
+        hints: its annotations.
+        known: what its keys may be.
+    """
+    place = _place.get() or _Place(owner, {})
     found: list[Any] = error.errors(include_url=False)
     misfits = [each for each in found if each["type"] in _MISFITS]
-    missing = [
-        each for each in found if each["type"].startswith("missing") and len(each["loc"]) == 1
-    ]
+    missing = [each for each in found if each["type"][:7] == "missing" and len(each["loc"]) == 1]
     first = (misfits or [each for each in found if each not in missing] or missing)[0]
-    kind, loc, value = first["type"], first["loc"], first["input"]
-    name = str(loc[0]) if loc else ""
-    key = place.key(name) if loc else place.section
-    if kind == "unexpected_keyword_argument":
-        return unknown_key(key, name, known)
+    name = str(first["loc"][0]) if first["loc"] else ""
+    key = place.key(name) if name else place.section
     if first in missing:
         names = ", ".join(place.key(each["loc"][0]) for each in missing)
         return ConfigError(f"missing {names}, which must be given", place.section)
-    if kind == "multiple_argument_values":
+    if first["type"] == "unexpected_keyword_argument":
+        return unknown_key(key, name, known)
+    if first["type"] == "multiple_argument_values":
         return ConfigError(f"{key} is given twice; give it once", key)
-    if kind == "unexpected_positional_argument":
-        return ConfigError(f"{owner} takes fewer values; leave out {shown(value)}")
+    if first["type"] == "unexpected_positional_argument":
+        return ConfigError(f"{owner} takes fewer values; leave out {shown(first['input'])}")
     if "error" in first.get("ctx", {}):
-        problem = first["ctx"]["error"]
-        if isinstance(problem, UndertowError) and not isinstance(problem, ConfigError):
+        return _of_check(first["ctx"]["error"], first["loc"], key, hints)
+    of_field = [each for each in found if each["loc"][:1] == first["loc"][:1]]
+    return _of_value(of_field, hints[name], key, f"{place.section}: " if place.section else "")
+
+
+def _of_check(
+    problem: Exception, loc: Sequence[Any], key: str, hints: Mapping[str, Any]
+) -> UndertowError:
+    """What a check of ours raised: of one value, told by its key, or with a sentence of its own."""
+    if isinstance(problem, ConfigError):
+        place, word = _place.get(), str(problem).partition(" ")[0]
+        if place is None:
             return problem
-        if not isinstance(problem, ConfigError):
-            told, *inner = problem.args or [type(problem).__name__]
-            key = "".join([key, _inside(hints.get(name), loc[1:])[1], *inner])
-            return ConfigError(f"{key}: {told}", key)
-        word = str(problem).partition(" ")[0]
         key = place.key(word) if not loc and word in hints else key
-        return ConfigError(f"{prefix if given else ''}{problem}", key)
-    of_field = [each for each in found if each["loc"][:1] == loc[:1]]
-    beyond = next((each for each in of_field if each.get("ctx", {}).keys() & _BOUNDS.keys()), None)
-    if beyond is not None:
-        holds = "holds" if isinstance(beyond["loc"][-1], int) else "is"
-        hint, _ = _inside(hints[name], beyond["loc"][1:])
-        number = float(beyond["input"]) if float in members_of(hint) else beyond["input"]
-        wish = _range(hint, beyond["ctx"])
-        return ConfigError(f"{prefix}{name} {holds} {shown(number)}; use {wish}", key)
-    hint, inner = _inside(hints[name], loc[1:-1] if kind in _LENGTHS else loc[1:])
-    mend = "; give a finite one" if kind == "finite_number" else mend_of(hint, value)
-    return expected(key + inner, words(hint, _of_python), value, mend)
+        return ConfigError(f"{f'{place.section}: ' if place.section else ''}{problem}", key)
+    if isinstance(problem, UndertowError):
+        return problem
+    said, *inner = problem.args or [type(problem).__name__]
+    key = "".join([key, _inside(hints[str(loc[0])], loc[1:])[1] if loc else "", *inner])
+    return ConfigError(f"{key}: {said}", key)
+
+
+def _of_value(found: Sequence[Any], hint: Any, key: str, prefix: str) -> ConfigError:
+    """What is wrong with a field's value: it is beyond a bound, or else of another type. A union
+    has an error of each member."""
+    for each in found:
+        name, *loc = each["loc"]
+        if each.get("ctx", {}).keys() & _BOUNDS.keys():
+            held, _ = _inside(hint, loc)
+            number = float(each["input"]) if float in members_of(held) else each["input"]
+            verb = "holds" if loc and isinstance(loc[-1], int) else "is"
+            wish = _range(held, each["ctx"])
+            return ConfigError(f"{prefix}{name} {verb} {shown(number)}; use {wish}", key)
+    kind, value = found[0]["type"], found[0]["input"]
+    loc = found[0]["loc"][1:-1] if kind in _LENGTHS else found[0]["loc"][1:]
+    held, inner = _inside(hint, loc)
+    mend = "; give a finite one" if kind == "finite_number" else _mend(held, value)
+    return expected(key + inner, words(held, _of_python), value, mend)
 
 
 _MISFITS = (
@@ -183,7 +201,7 @@ def _of_python(classes: list[type]) -> str:
     return " or ".join(f"{each.__name__}(...)" for each in classes)
 
 
-def mend_of(hint: Any, value: Any) -> str:
+def _mend(hint: Any, value: Any) -> str:
     """A near choice, or quotes for what looks like text and is read by YAML as something else."""
     members = members_of(hint)
     literals = [each for each in members if typing.get_origin(each) is Literal]
