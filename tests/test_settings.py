@@ -41,6 +41,7 @@ from undertow.depth import (
 from undertow.describe import describe
 from undertow.lab.evaluation.run import evaluate
 from undertow.lab.runs.recipe import load_recipe
+from undertow.lab.tasks import GSM8K
 from undertow.mapping import from_mapping, to_mapping
 from undertow.paths import takes_paths
 from undertow.pathways import Recurrence
@@ -118,6 +119,7 @@ def test_lists_and_other_libraries_numbers_become_plain_ones() -> None:
     assert settings == TurboConn(PAIR, lag=2, alpha=2.0)
     assert type(settings.lag) is int and type(settings.connections[0]) is tuple
     assert Looped(range(1), [1, 2], (3,)) == Looped((0,), (1, 2), (3,))
+    assert GSM8K(train=Path("a.jsonl")) == GSM8K(train="a.jsonl")  # type: ignore[arg-type]
     assert T2MLR(1, 2, gate_gain=1) == T2MLR(1, 2, gate_gain=1.0)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import math
 import numbers
+import os
 import re
 import types
 import typing
@@ -123,7 +124,10 @@ def checked(hint: Any) -> Any:
 
 
 def _kept(value: Any, key: str = "") -> Any:
-    """Refuse numbers and texts that cannot be kept or handed on, in what any plain value holds."""
+    """Refuse numbers and texts that cannot be kept or handed on, in what any plain value holds; a
+    path becomes text."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         number = int(value)
         if not -_LARGEST <= number < _LARGEST:

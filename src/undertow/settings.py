@@ -11,7 +11,8 @@ YAML.
 The annotation is the check, the text below a field its help, and every mistake a `ConfigError` of
 one sentence, never pydantic's. What takes two fields to tell is checked in `__post_init__`. A whole
 number is no text, no bool and of 64 bits; a number is finite, and the text 1e-3 is one; a list or a
-range becomes a tuple. `registry.register` does the same for a class that recipes name by its kind.
+range becomes a tuple, a path text. `registry.register` does the same for a class that recipes name
+by its kind.
 """
 
 from __future__ import annotations

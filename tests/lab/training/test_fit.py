@@ -145,7 +145,7 @@ def test_a_model_folder_is_looked_at_before_it_is_loaded(tmp_path: Path) -> None
             '"num_hidden_layers": 2', '"num_hidden_layers": 1000000000'
         ): "num_hidden_layers is 1000000000",
         text[: len(text) // 2]: "config.json, line",
-        "[]": "holds '\\[\\]' and no config",
+        "[]": r"holds \[\] and no config",
         "[" * 5000: "nested more than 50 deep",
     }
     for content, expected in damaged.items():
