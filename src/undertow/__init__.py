@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from undertow.pathways import T2MLR, Pathway, Recurrence, SoftToken, TurboConn
     from undertow.registry import register
     from undertow.solvers import (
+        Adjoint,
         Auto,
         Chunked,
+        Full,
         Jacobi,
         RecurrentBlock,
         Scan,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         Solution,
         Solver,
         SolverReport,
+        Truncated,
     )
 
 # Where each public name is found, when it is first used. Type checkers read the imports above.
@@ -54,14 +57,15 @@ _NAMES = {
     "undertow.models": "HuginnConfig HuginnForCausalLM",
     "undertow.pathways": "T2MLR Pathway Recurrence SoftToken TurboConn",
     "undertow.registry": "register",
-    "undertow.solvers": "Auto Chunked Jacobi RecurrentBlock Scan Sequential Solution Solver "
-    "SolverReport",
+    "undertow.solvers": "Adjoint Auto Chunked Full Jacobi RecurrentBlock Scan Sequential "
+    "Solution Solver SolverReport Truncated",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 _ROOMS = ("depth", "errors", "host", "models", "pathways", "solvers")
 
 __all__ = [
     "T2MLR",
+    "Adjoint",
     "Auto",
     "CheckpointError",
     "Chunked",
@@ -71,6 +75,7 @@ __all__ = [
     "Evidence",
     "Example",
     "ExitRule",
+    "Full",
     "GeneratedTask",
     "HuginnConfig",
     "HuginnForCausalLM",
@@ -87,6 +92,7 @@ __all__ = [
     "SolverGap",
     "SolverReport",
     "Task",
+    "Truncated",
     "TurboConn",
     "UndertowError",
     "UnsupportedArchitectureError",

@@ -27,7 +27,7 @@ def alone(ids: torch.Tensor, solver: Auto) -> Plan:
     model = hosted("gpt2", "turboconn-1").double().train()
     undertow.set_solver(model, solver)
     model(input_ids=ids, use_cache=False)
-    (plan,) = find_attachment(model).memory.plans.values()
+    (plan,) = find_attachment(model).plans.by_length.values()
     return plan
 
 
@@ -47,22 +47,22 @@ def work(rank: int, folder: str) -> None:
     model = hosted("gpt2", "turboconn-1").double().train()
     found: dict[str, Any] = {"own": own, "largest": largest(float(rank), on_cuda=False)}
     undertow.set_solver(model, Auto(between, rollout_cost=UNBOUNDED))
-    memory = find_attachment(model).memory
+    plans = find_attachment(model).plans
     model(input_ids=batches[rank], use_cache=False)
-    found["measured"] = memory.to_mapping()
+    found["measured"] = plans.to_mapping()
 
     # They fit one process's batch and not the other's, which both find out in the pass that gives
     # the output.
     undertow.set_solver(model, Auto(between / 2, rollout_cost=UNBOUNDED))
-    memory = find_attachment(model).memory
-    memory.plans[32] = Plan(
+    plans = find_attachment(model).plans
+    plans.by_length[32] = Plan(
         SWEEPS, allowed=between / 2, tokens=32, forwards=4, next_measurement=100
     )
     model(input_ids=batches[rank], use_cache=False)
     report = undertow.report(model)
     assert report is not None
     found["outgrown"], found["residual"], found["limit"] = (
-        dataclasses.asdict(memory.plans[32]),
+        dataclasses.asdict(plans.by_length[32]),
         report.residual,
         between,
     )

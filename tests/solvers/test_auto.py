@@ -21,7 +21,7 @@ from undertow.errors import ConfigError
 from undertow.host.attachment import find_attachment, find_pathway
 from undertow.host.state import PRESENT, StateLayer
 from undertow.pathways import Recurrence
-from undertow.solvers import Plan, Solver, SolverMemory, auto
+from undertow.solvers import Plan, Plans, Solver, auto
 from undertow.solvers.base import RecurrentBlock
 
 TOKENS = 14
@@ -89,7 +89,7 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def plan_of(model: nn.Module, length: int = 16) -> Plan:
-    return find_attachment(model).memory.plans[length]
+    return find_attachment(model).plans.by_length[length]
 
 
 def swept(model: nn.Module, solver: Auto) -> int:
@@ -195,7 +195,7 @@ def test_products_are_as_many_as_the_measurement_took(pathway: str, tolerance: f
     tried = min(plan.products + 1, 4)
     assert apart(measured, exact[tried - 1]) < 1e-10
     undertow.set_solver(model, Auto(gradient=f"adjoint({tolerance})", rollout_cost=NEVER))
-    find_attachment(model).memory.plans[16] = dataclasses.replace(
+    find_attachment(model).plans.by_length[16] = dataclasses.replace(
         plan, sweeps=None, next_measurement=100
     )
     _, found = run(model)
@@ -238,11 +238,11 @@ def test_activation_checkpointing_and_the_mode_change_nothing(rollout_cost: floa
     model = model_for("t2mlr-whole")
     solver = Auto(1e-3, rollout_cost=rollout_cost)
     wanted = [run(model, solver), run(model), run(model)]  # measured, measured, not measured
-    memory = find_attachment(model).memory
+    plans = find_attachment(model).plans
     model.eval()
     undertow.set_solver(model, Sequential())
     in_eval = [run(model, solver), run(model), run(model)]
-    assert find_attachment(model).memory == memory
+    assert find_attachment(model).plans == plans
     assert all(
         torch.equal(got, want)
         for pair in zip(in_eval, wanted, strict=True)
@@ -256,7 +256,7 @@ def test_activation_checkpointing_and_the_mode_change_nothing(rollout_cost: floa
     hook = model.transformer.h[2].register_forward_hook(lambda *_: layers.append(1))  # type: ignore[union-attr, index]
     checkpointed = [run(model, solver), run(model), run(model)]
     hook.remove()
-    assert find_attachment(model).memory == memory, (
+    assert find_attachment(model).plans == plans, (
         "what runs again in the backward pass is no new forward"
     )
     assert len(layers) > 3 * 2
@@ -275,7 +275,7 @@ def test_one_group_is_one_exact_step(length: int, measured: list[int]) -> None:
     logits = forward(model, ids)
     assert torch.equal(logits, exact)
     assert torch.equal(gradient(model, logits), want)
-    assert not measured and not find_attachment(model).memory.plans
+    assert not measured and not find_attachment(model).plans.by_length
     forward(model, tokens(2, 4))
     assert measured == [4], "the control: two groups are measured"
 
@@ -425,7 +425,7 @@ def test_it_measures_more_and_more_rarely(every: int, expected: list[int]) -> No
     ids = tokens(1, 4)
     undertow.set_solver(model, Auto(0.9, every, rollout_cost=ALWAYS))
     for number in range(1, expected[-1] + 1):
-        before = find_attachment(model).memory.plan(4).next_measurement
+        before = find_attachment(model).plans.plan(4).next_measurement
         model(input_ids=ids)
         if plan_of(model, 4).next_measurement != before:
             found.append(number)
@@ -484,7 +484,7 @@ def test_each_power_of_two_has_a_plan_of_its_own(measured: list[int]) -> None:
     undertow.set_solver(model, Auto(0.02, rollout_cost=4))
     for length in (2, 3, 4, 5, 8, 9, 16, 17):
         forward(model, tokens(2, length))
-    plans = find_attachment(model).memory.plans
+    plans = find_attachment(model).plans.by_length
     assert {length: plan.forwards for length, plan in plans.items()} == {
         2: 1,
         4: 2,
@@ -493,9 +493,9 @@ def test_each_power_of_two_has_a_plan_of_its_own(measured: list[int]) -> None:
         32: 1,
     }
     assert plans[2].sweeps == 1
-    before = json.dumps(find_attachment(model).memory.to_mapping()["8"])
+    before = json.dumps(find_attachment(model).plans.to_mapping()["8"])
     forward(model, tokens(2, 16))
-    assert json.dumps(find_attachment(model).memory.to_mapping()["8"]) == before
+    assert json.dumps(find_attachment(model).plans.to_mapping()["8"]) == before
 
 
 def test_the_memory_goes_through_json(measured: list[int]) -> None:
@@ -504,39 +504,39 @@ def test_the_memory_goes_through_json(measured: list[int]) -> None:
     undertow.set_solver(model, solver)
     for length in (9, 9, 9, 5):
         forward(model, tokens(2, length))
-    memory = find_attachment(model).memory
-    read = SolverMemory.from_mapping(json.loads(json.dumps(memory.to_mapping())))
-    assert read == memory and read is not memory
+    plans = find_attachment(model).plans
+    read = Plans.from_mapping(json.loads(json.dumps(plans.to_mapping())))
+    assert read == plans and read is not plans
     assert read.plan(9) == Plan(
-        memory.plan(9).sweeps,
-        memory.plan(9).gap,
-        memory.plan(9).allowed,
+        plans.plan(9).sweeps,
+        plans.plan(9).gap,
+        plans.plan(9).allowed,
         tokens=9,
         forwards=3,
         next_measurement=4,
     )
-    assert read != SolverMemory({16: memory.plan(9)})
+    assert read != Plans({16: plans.plan(9)})
 
     other = model_for("turboconn-1")
     undertow.set_solver(other, solver)
-    find_attachment(other).memory = read
+    find_attachment(other).plans = read
     measured.clear()
     assert torch.equal(forward(other, IDS[:2, :8]), forward(model, IDS[:2, :8]))
     assert measured == [8, 8]  # both are longer than the 5 tokens that were measured
-    assert read == memory
+    assert read == plans
 
 
 def test_another_solver_forgets_and_an_equal_one_keeps() -> None:
     model = model_for("turboconn-1")
     undertow.set_solver(model, Auto(0.02))
     forward(model)
-    memory = find_attachment(model).memory
-    assert memory.plans
+    plans = find_attachment(model).plans
+    assert plans.by_length
     undertow.set_solver(model, Auto(0.02))
     undertow.set_solver(model, prefill=Scan())
-    assert find_attachment(model).memory is memory
+    assert find_attachment(model).plans is plans
     undertow.set_solver(model, Auto(0.03))
-    assert not find_attachment(model).memory.plans
+    assert not find_attachment(model).plans.by_length
 
 
 def test_without_gradients_all_is_exact_and_nothing_is_remembered(measured: list[int]) -> None:
@@ -546,8 +546,8 @@ def test_without_gradients_all_is_exact_and_nothing_is_remembered(measured: list
     undertow.set_solver(model, Auto(0.9, rollout_cost=ALWAYS))
     forward(model)
     forward(model)
-    memory = find_attachment(model).memory
-    before = json.dumps(memory.to_mapping())
+    plans = find_attachment(model).plans
+    before = json.dumps(plans.to_mapping())
     measured.clear()
     for training in (False, True):
         model.train(training)
@@ -556,11 +556,11 @@ def test_without_gradients_all_is_exact_and_nothing_is_remembered(measured: list
                 assert torch.equal(forward(model), exact)
                 report = undertow.report(model)
                 assert report is not None and report.solver == "sequential"
-    assert json.dumps(find_attachment(model).memory.to_mapping()) == before and not measured
+    assert json.dumps(find_attachment(model).plans.to_mapping()) == before and not measured
     assert apart(forward(model).detach(), exact) > 1e-7, (
         "the control: with gradients it takes sweeps"
     )
-    assert json.dumps(memory.to_mapping()) != before
+    assert json.dumps(plans.to_mapping()) != before
 
 
 # --- what is refused

@@ -10,7 +10,7 @@ from torch import nn
 
 from undertow import Auto
 from undertow.host.attachment import find_attachment
-from undertow.solvers import Plan, SolverMemory, auto
+from undertow.solvers import Plan, Plans, auto
 
 
 def step(model: nn.Module, length: int) -> list[str]:
@@ -32,7 +32,7 @@ def chained(gain: float) -> nn.Module:
 
 
 def plan(model: nn.Module) -> Plan:
-    (found,) = find_attachment(model).memory.plans.values()
+    (found,) = find_attachment(model).plans.by_length.values()
     return found
 
 
@@ -42,8 +42,8 @@ def test_too_few_products_are_told_once_and_kept_in_the_plan() -> None:
     assert "adjoint(0.1), after 4 products" in said
     assert plan(model).capped
     assert (
-        SolverMemory.from_mapping(find_attachment(model).memory.to_mapping())
-        == find_attachment(model).memory
+        Plans.from_mapping(find_attachment(model).plans.to_mapping())
+        == find_attachment(model).plans
     )
     assert step(model, 16) == []  # measured again, and said before
 

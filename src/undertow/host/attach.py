@@ -20,7 +20,7 @@ from undertow.host.saving import note_solvers, save_pretrained, warn_of_unknown_
 from undertow.host.stack import Stack
 from undertow.host.support import check_config, find_stack
 from undertow.pathways.base import Recurrence
-from undertow.solvers import Auto, Solver, SolverMemory, SolverReport
+from undertow.solvers import Plans, Solver, SolverReport
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -122,13 +122,14 @@ def set_solver(
     """
     check_solver("solver", solver)
     check_solver("prefill", prefill)
-    if isinstance(prefill, Auto):
+    if prefill is not None and prefill.adapts:
         raise ConfigError(
-            "Auto adapts while a model is trained; choose a fixed solver for prefill, such as Scan"
+            f"{type(prefill).__name__} adapts while a model is trained; choose a fixed solver for "
+            "prefill, such as Scan"
         )
     attachment = find_attachment(model)
     if solver is not None and solver != attachment.solver:
-        attachment.memory = SolverMemory()
+        attachment.plans = Plans()
     attachment.solver = solver or attachment.solver
     attachment.prefill = prefill or attachment.prefill
     note_solvers(attachment)

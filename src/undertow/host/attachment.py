@@ -19,7 +19,7 @@ from undertow.host.owners import Owners
 from undertow.host.vocabulary import ExpectedEmbedding, final_norm
 from undertow.pathways import contract
 from undertow.pathways.base import Pathway, Recurrence
-from undertow.solvers import Auto, Sequential, Solver, SolverMemory, SolverReport
+from undertow.solvers import Auto, Plans, Sequential, Solver, SolverReport
 
 # The name of the submodule.
 ATTACHMENT = "recurrence"
@@ -35,7 +35,7 @@ class Attachment(nn.Module):
         loop: the modules of the recurrence in depth, with its settings; None where there is none.
         solver: how the states of a sequence are found in training.
         prefill: how they are found without gradients, where a sequence starts.
-        memory: what the solver keeps between training forwards; nothing of a sequence.
+        plans: what the solver keeps between training forwards; nothing of a sequence.
         report: what the solver did in the last forward.
         depth_report: how deep each token went in it.
         owners: the model and the backbone that it is part of.
@@ -54,7 +54,7 @@ class Attachment(nn.Module):
         self.stack_name = stack_name
         self.solver: Solver = Auto()
         self.prefill: Solver = Sequential()
-        self.memory = SolverMemory()
+        self.plans = Plans()
         self.owners = owners
         self.decode = ExpectedEmbedding(owners)
         self.input_names = list(inspect.signature(owners.backbone.forward).parameters)

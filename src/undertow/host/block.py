@@ -23,7 +23,7 @@ class HostedBlock(RecurrentBlock):
     def __init__(self, mode: Mode, before: torch.Tensor | None) -> None:
         """`before` ``[B, lag, W]`` holds the states of the tokens before the new ones, if any."""
         self.mode, self.before = mode, before
-        self.pathway, self.memory = mode.pathway, mode.attachment.memory
+        self.pathway, self.plans = mode.pathway, mode.attachment.plans
         self.lag, self.hidden = self.pathway.lag, mode.hidden
         self.on_cuda = self.hidden.is_cuda
         self.order = mode.rows.order

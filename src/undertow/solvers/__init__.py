@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from undertow.registry import kinds
 from undertow.solvers.auto import Auto
-from undertow.solvers.base import Plan, RecurrentBlock, Solution, Solver, SolverMemory, SolverReport
+from undertow.solvers.base import Plan, Plans, RecurrentBlock, Solution, Solver, SolverReport
 from undertow.solvers.chunked import Chunked
+from undertow.solvers.gradients import Adjoint, Full, Gradient, Truncated
 from undertow.solvers.sequential import Sequential
 from undertow.solvers.sweeps import Jacobi, Scan
 
@@ -14,15 +15,19 @@ SOLVERS: Mapping[str, type[Solver]] = kinds(Solver)
 
 __all__ = [
     "SOLVERS",
+    "Adjoint",
     "Auto",
     "Chunked",
+    "Full",
+    "Gradient",
     "Jacobi",
     "Plan",
+    "Plans",
     "RecurrentBlock",
     "Scan",
     "Sequential",
     "Solution",
     "Solver",
-    "SolverMemory",
     "SolverReport",
+    "Truncated",
 ]

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from undertow.solvers.agreement import largest
 from undertow.solvers.base import RecurrentBlock, Solution
-from undertow.solvers.gradients import Gradient
+from undertow.solvers.gradients import Adjoint, Gradient
 
 
 def last_pass(
@@ -28,13 +28,14 @@ def last_pass(
     product. `counted` is told in the backward pass how many products it took; see `FixedPoint`.
     """
     received = block.received_from(states)
-    adjoint = gradient.kind == "adjoint" and torch.is_grad_enabled()
-    if adjoint:
+    if not isinstance(gradient, Adjoint) or not torch.is_grad_enabled():
+        output, readings = block.sweep(received, last=True)
+        states = block.scan(readings)
+    else:
         received = received.detach().requires_grad_()
-    output, readings = block.sweep(received, last=True)
-    states = block.scan(readings)
-    if adjoint:
-        most = gradient.steps if gradient.steps is not None else -(-block.tokens // block.lag)
+        output, readings = block.sweep(received, last=True)
+        states = block.scan(readings)
+        most = gradient.most(-(-block.tokens // block.lag))
         if most > 0 and output.requires_grad:
             image = block.received_from(states)
             output = FixedPoint.apply(output, image, received, most, gradient.tolerance, counted)

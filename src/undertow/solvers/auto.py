@@ -16,8 +16,8 @@ from undertow.errors import ConfigError
 from undertow.registry import register
 from undertow.solvers.adjoint import last_pass, relative_change
 from undertow.solvers.agreement import largest
-from undertow.solvers.base import Plan, RecurrentBlock, Solution, Solver, SolverMemory
-from undertow.solvers.gradients import Gradient
+from undertow.solvers.base import Plan, Plans, RecurrentBlock, Solution, Solver
+from undertow.solvers.gradients import Adjoint, Gradient
 from undertow.solvers.sequential import roll_out
 
 # How much of the error after one sweep may be left. A recurrence that is coming into use is at
@@ -58,12 +58,13 @@ class Auto(Solver):
     """
 
     kind: ClassVar[str] = "auto"
+    adapts: ClassVar[bool] = True
 
     tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """Largest relative error of the states that tokens receive, against the exact rollout."""
     every: PositiveInt = 32
     """Forwards between two measurements; the first come sooner, after 1, 2, 4, 8, ... forwards."""
-    gradient: str = "adjoint(0.1)"
+    gradient: Gradient = Adjoint(tolerance=0.1)
     """One pass with a graph at the solution, and its vector-Jacobian products: adjoint(n) takes n,
     adjoint(tolerance) as many, up to four, as it took when last measured; where four are too few, a
     warning says so once."""
@@ -72,9 +73,9 @@ class Auto(Solver):
     that runs with the same seed may then differ within the tolerance."""
 
     def __post_init__(self) -> None:
-        if Gradient.parse(self.gradient).kind != "adjoint":
+        if not isinstance(self.gradient, Adjoint):
             raise ConfigError(
-                f"auto's gradient is {self.gradient!r}; its states have no graph, so use "
+                f"auto's gradient is {str(self.gradient)!r}; its states have no graph, so use "
                 '"adjoint(n)"'
             )
 
@@ -82,7 +83,7 @@ class Auto(Solver):
         tokens = int(largest(block.tokens, block.on_cuda))
         if tokens <= block.lag:  # one group, and so one step, is exact
             return roll_out(block)
-        plan = block.memory.plan(tokens)
+        plan = block.plans.plan(tokens)
         plan.forwards += 1
         measured = plan.forwards >= plan.next_measurement or tokens > plan.tokens
         with torch.no_grad():
@@ -110,21 +111,22 @@ class Auto(Solver):
     ) -> Solution:
         """The pass at the states. If measured, its backward pass tells the plan how many products
         the gradient took."""
-        gradient = Gradient.parse(self.gradient)
+        gradient = self.gradient
+        assert isinstance(gradient, Adjoint)
         if gradient.tolerance is None:
             return last_pass(block, states, gradient)
         if measured or plan.products is None:
-            most = Gradient("adjoint", MOST_PRODUCTS, gradient.tolerance)
+            most = Adjoint(MOST_PRODUCTS, gradient.tolerance)
             groups = -(-block.tokens // block.lag)
-            note = functools.partial(self.note, block.memory, plan, groups)
+            note = functools.partial(self.note, block.plans, plan, groups)
             return last_pass(block, states, most, note)
-        return last_pass(block, states, Gradient("adjoint", plan.products))
+        return last_pass(block, states, Adjoint(plan.products))
 
-    def note(self, memory: SolverMemory, plan: Plan, groups: int, products: int) -> None:
+    def note(self, plans: Plans, plan: Plan, groups: int, products: int) -> None:
         """Keep how many products a measured gradient took; says once where the most were too few
         for its tolerance."""
         capped = products == MOST_PRODUCTS < groups  # as many products as groups are exact
-        if capped and not any(each.capped for each in memory.plans.values()):
+        if capped and not any(each.capped for each in plans.by_length.values()):
             warnings.warn(
                 f"auto's gradient still changed by more than its tolerance, {self.gradient}, after "
                 f"{MOST_PRODUCTS} products, the most that it takes: it does not reach back to all "

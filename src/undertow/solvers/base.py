@@ -79,7 +79,7 @@ class Plan:
     """How `Auto` finds the states of sequences of some length, and when it measures again.
 
     Attributes:
-        sweeps: how many; None for the rollout.
+        sweeps: how many; None where the rollout is cheaper than as many as it takes.
         gap: the relative error of the states after the last measured sweep.
         allowed: the relative error that was allowed.
         tokens: the length that was measured; longer sequences may need more.
@@ -102,22 +102,22 @@ class Plan:
 
 
 @dataclass
-class SolverMemory:
+class Plans:
     """What a solver keeps from one training forward to the next: a plan for each power of two of
     tokens, as plain data."""
 
-    plans: dict[int, Plan] = field(default_factory=dict)
+    by_length: dict[int, Plan] = field(default_factory=dict)
 
     def plan(self, tokens: int) -> Plan:
         """The plan of sequences of this length."""
-        return self.plans.setdefault(1 << (tokens - 1).bit_length(), Plan())
+        return self.by_length.setdefault(1 << (tokens - 1).bit_length(), Plan())
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON can hold it; `from_mapping` reads it back."""
-        return {str(length): dataclasses.asdict(plan) for length, plan in self.plans.items()}
+        return {str(length): dataclasses.asdict(plan) for length, plan in self.by_length.items()}
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> SolverMemory:
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Plans:
         return cls({int(length): Plan(**plan) for length, plan in mapping.items()})
 
 
@@ -131,7 +131,7 @@ class RecurrentBlock(ABC):
         pathway: what is carried: solvers may call its `guess`, and read what it says of itself.
         before: the states ``[B, lag, W]`` of the tokens before the first new one; None where there
             are none.
-        memory: what solvers keep between the forwards of this model.
+        plans: what solvers keep between the training forwards of this model.
         on_cuda: whether it runs on a GPU, whose work goes on after a call returns.
     """
 
@@ -139,7 +139,7 @@ class RecurrentBlock(ABC):
     lag: int
     pathway: Pathway
     before: torch.Tensor | None
-    memory: SolverMemory
+    plans: Plans
     on_cuda: bool
 
     @abstractmethod
@@ -207,9 +207,21 @@ class RecurrentBlock(ABC):
 @settings
 class Solver(ABC):
     """The settings of a solver. It holds nothing of a forward, so one object may serve many models
-    and threads."""
+    and threads.
+
+    Attributes:
+        exact: whether its states are always the rollout's, so that no gap need be watched.
+        adapts: whether it measures in training how to go on, so that it is no use elsewhere.
+    """
 
     kind: ClassVar[str]
+    exact: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
+
+    def passes(self) -> tuple[int, int]:
+        """How often a training forward runs the recurrent block over all tokens, and through how
+        many of these runs gradients go back."""
+        return 1, 1
 
     @abstractmethod
     def solve(self, block: RecurrentBlock) -> Solution:

@@ -12,6 +12,7 @@ from pydantic import PositiveInt
 from undertow.errors import ConfigError
 from undertow.registry import register
 from undertow.solvers.base import RecurrentBlock, Solution, Solver
+from undertow.solvers.gradients import Adjoint, LastSweeps
 from undertow.solvers.sequential import Sequential
 from undertow.solvers.sweeps import Jacobi, Scan, Sweeping
 
@@ -33,17 +34,20 @@ class Chunked(Solver):
     """Solver inside a chunk. In training only the last of its passes carries gradient."""
 
     def __post_init__(self) -> None:
-        if self.inner.gradient.startswith("adjoint"):
+        if isinstance(self.inner.gradient, Adjoint):
             raise ConfigError(
                 "chunked cannot take an adjoint gradient inside a chunk; use one over the whole "
                 "sequence"
             )
 
+    def passes(self) -> tuple[int, int]:
+        return self.inner.passes()
+
     def solve(self, block: RecurrentBlock) -> Solution:
         inner = self.inner
         if isinstance(inner, Sweeping):
             # The sweeps of a chunk write the same slots: only the last may be in the graph.
-            inner = dataclasses.replace(inner, backward=0, gradient="truncated")
+            inner = dataclasses.replace(inner, backward=0, gradient=LastSweeps())
         solutions: list[Solution] = []
         received = []
         before, exact = block.before, 0

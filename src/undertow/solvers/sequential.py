@@ -7,10 +7,11 @@ from typing import ClassVar
 
 import torch
 
+from undertow.errors import ConfigError
 from undertow.registry import register
 from undertow.solvers.adjoint import last_pass
 from undertow.solvers.base import RecurrentBlock, Solution, Solver
-from undertow.solvers.gradients import Gradient
+from undertow.solvers.gradients import Adjoint, Full, Gradient, LastSweeps, Truncated
 
 
 @register
@@ -19,27 +20,33 @@ class Sequential(Solver):
     and in evaluation."""
 
     kind: ClassVar[str] = "sequential"
+    exact: ClassVar[bool] = True
 
-    gradient: str = "full"
+    gradient: Gradient = Full()
     """full: back through the whole rollout. truncated(n): the carried state is cut after every n
     groups of lag tokens, as in truncated backpropagation through time; attention keeps its
     gradient. adjoint(n): roll out without a graph, then one parallel pass with a graph and n
     vector-Jacobian products; ceil(tokens / lag) of these are exact."""
 
     def __post_init__(self) -> None:
-        Gradient.parse(self.gradient)
+        if self.gradient in (Truncated(0), LastSweeps()):
+            raise ConfigError(
+                f"gradient is {str(self.gradient)!r}; a rollout is cut after a whole number of "
+                "groups, at least 1: write truncated(n)"
+            )
 
     def solve(self, block: RecurrentBlock) -> Solution:
-        gradient = Gradient.parse(self.gradient)
-        if gradient.kind == "adjoint" and torch.is_grad_enabled():
+        if isinstance(self.gradient, Adjoint) and torch.is_grad_enabled():
             with torch.no_grad():
                 states = roll_out(block).states
-            return last_pass(block, states, gradient)
-        return roll_out(block, truncate=gradient.steps)
+            return last_pass(block, states, self.gradient)
+        if isinstance(self.gradient, Truncated):
+            return roll_out(block, self.gradient.steps)
+        return roll_out(block)
 
 
 def roll_out(block: RecurrentBlock, truncate: int | None = None) -> Solution:
-    """The solution group by group; the state is cut after every `truncate` groups."""
+    """The solution group by group; the state is cut after every `truncate` groups, if given."""
     outputs, states = [], []
     state = block.before
     for group, start in enumerate(range(0, block.tokens, block.lag)):

@@ -9,33 +9,58 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from undertow.errors import ConfigError
 from undertow.registry import register
-from undertow.settings import settings
 from undertow.solvers.adjoint import last_pass, relative_change
 from undertow.solvers.agreement import largest
 from undertow.solvers.base import RecurrentBlock, Solution, Solver
-from undertow.solvers.gradients import Gradient
+from undertow.solvers.gradients import Gradient, LastSweeps
 from undertow.solvers.sequential import roll_out
 
+Tolerance = Annotated[float, Field(gt=0, lt=1)]
 
-@settings
+
 class Sweeping(Solver):
-    """What Jacobi and the scan share."""
+    """What Jacobi and the scan share. They declare the settings, each in the order of its paper."""
 
     starts_plain: ClassVar[bool]
+    backward: NonNegativeInt
+    gradient: Gradient
+    tolerance: Tolerance | None
+
+    def __post_init__(self) -> None:
+        sweeps = self.count
+        reach = self.gradient.reach(sweeps, self.backward)
+        if reach > sweeps:
+            raise ConfigError(
+                f"{self.kind} has {sweeps} sweeps, but backward={self.backward} and "
+                f"gradient={str(self.gradient)!r} go back through {reach}; use a number from 0 to "
+                f"{sweeps}"
+            )
+        if self.backward not in (reach, type(self).backward):  # which stands in old files
+            raise ConfigError(
+                f"{self.kind} has backward={self.backward}, but gradient={str(self.gradient)!r} "
+                f"goes back through {reach} of its {sweeps} sweeps; leave out one of the two"
+            )
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Sweeps before the pass that gives the output."""
+
+    def passes(self) -> tuple[int, int]:
+        return self.count + 1, self.gradient.reach(self.count, self.backward) + 1
 
     def solve(self, block: RecurrentBlock) -> Solution:
         if block.tokens <= block.lag:  # one group, and so one step, is exact
             return roll_out(block)
-        count, gradient, tolerance = self.settings()
-        reach = (
-            0 if gradient.kind == "adjoint" else count if gradient.steps is None else gradient.steps
-        )
+        count = self.count
+        reach = self.gradient.reach(count, self.backward)
         wanted = torch.is_grad_enabled()
         states = None if self.starts_plain else block.initial_states()
         residuals = []
@@ -50,22 +75,18 @@ class Sweeping(Solver):
                 residuals.append(relative_change(new, states))
             states = new
             if (
-                tolerance is not None
+                self.tolerance is not None
                 and residuals
-                and largest(float(residuals[-1]), block.on_cuda) < tolerance
+                and largest(float(residuals[-1]), block.on_cuda) < self.tolerance
             ):
                 break
         assert states is not None  # there was a sweep
-        solution = last_pass(block, states, gradient)
+        solution = last_pass(block, states, self.gradient)
         residuals.append(relative_change(solution.states, states))
         exact = min(block.tokens, self.exact_groups(done) * block.lag)
         return dataclasses.replace(
             solution, exact_prefix=exact, sweeps=done, residuals=tuple(residuals)
         )
-
-    @abstractmethod
-    def settings(self) -> tuple[int, Gradient, float | None]:
-        """Number of sweeps, gradient and tolerance."""
 
     @abstractmethod
     def advance(
@@ -76,27 +97,6 @@ class Sweeping(Solver):
     @abstractmethod
     def exact_groups(self, sweeps: int) -> int:
         """How many groups of lag tokens have exact outputs after this many sweeps."""
-
-
-def check_sweeps(
-    kind: str, name: str, sweeps: int, backward: int, gradient: str, tolerance: float | None
-) -> Gradient:
-    """The gradient of a sweeping solver, whose plain "truncated" reaches back `backward` sweeps.
-
-    Raises:
-        ConfigError: a number is out of its range.
-    """
-    if sweeps < 1:
-        raise ConfigError(f"{kind} has {sweeps} {name}; use 1 or more")
-    if not 0 <= backward <= sweeps:
-        raise ConfigError(
-            f"{kind} has backward={backward} of {sweeps} {name}; use a number from 0 to {sweeps}"
-        )
-    if tolerance is not None and not 0 < tolerance < 1:
-        raise ConfigError(
-            f"{kind}'s tolerance is {tolerance}; use a share between 0 and 1, such as 1e-4"
-        )
-    return Gradient("truncated", backward) if gradient == "truncated" else Gradient.parse(gradient)
 
 
 @register
@@ -111,24 +111,19 @@ class Jacobi(Sweeping):
     kind: ClassVar[str] = "jacobi"
     starts_plain: ClassVar[bool] = True
 
-    forward: int = 16
+    forward: PositiveInt = 16
     """Sweeps, the plain one included: the paper's d_forward. One more pass gives the output."""
-    backward: int = 4
+    backward: NonNegativeInt = 4
     """How many of the last sweeps carry gradient: the paper's d_backward."""
-    gradient: str = "truncated"
-    """truncated: the last `backward` sweeps. full: all. adjoint(n): none; n vector-Jacobian
-    products at the solution."""
-    tolerance: float | None = None
+    gradient: Gradient = LastSweeps()
+    """truncated: the last `backward` sweeps. truncated(n): the last n. full: all. adjoint(n): none;
+    n vector-Jacobian products at the solution."""
+    tolerance: Tolerance | None = None
     """Stop early when a sweep changes the states by less than this share."""
 
-    def __post_init__(self) -> None:
-        self.settings()
-
-    def settings(self) -> tuple[int, Gradient, float | None]:
-        gradient = check_sweeps(
-            self.kind, "forward sweeps", self.forward, self.backward, self.gradient, self.tolerance
-        )
-        return self.forward, gradient, self.tolerance
+    @property
+    def count(self) -> int:
+        return self.forward
 
     def advance(
         self, block: RecurrentBlock, readings: list[torch.Tensor], received: torch.Tensor | None
@@ -152,24 +147,19 @@ class Scan(Sweeping):
     kind: ClassVar[str] = "scan"
     starts_plain: ClassVar[bool] = False
 
-    sweeps: int = 2
+    sweeps: PositiveInt = 2
     """Sweeps; one more pass gives the output."""
-    backward: int = 1
+    backward: NonNegativeInt = 1
     """How many of the last sweeps carry gradient."""
-    gradient: str = "truncated"
-    """truncated: the last `backward` sweeps. full: all. adjoint(n): none; n vector-Jacobian
-    products at the solution."""
-    tolerance: float | None = None
+    gradient: Gradient = LastSweeps()
+    """truncated: the last `backward` sweeps. truncated(n): the last n. full: all. adjoint(n): none;
+    n vector-Jacobian products at the solution."""
+    tolerance: Tolerance | None = None
     """Stop early when a sweep changes the states by less than this share."""
 
-    def __post_init__(self) -> None:
-        self.settings()
-
-    def settings(self) -> tuple[int, Gradient, float | None]:
-        gradient = check_sweeps(
-            self.kind, "sweeps", self.sweeps, self.backward, self.gradient, self.tolerance
-        )
-        return self.sweeps, gradient, self.tolerance
+    @property
+    def count(self) -> int:
+        return self.sweeps
 
     def advance(
         self, block: RecurrentBlock, readings: list[torch.Tensor], received: torch.Tensor | None

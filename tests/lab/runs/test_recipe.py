@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tiny
 
-from undertow import Jacobi, Scan, SoftToken, TurboConn
+from undertow import Jacobi, Scan, SoftToken, Truncated, TurboConn
 from undertow.annotations import field_types
 from undertow.describe import describe, field_docs
 from undertow.errors import ConfigError
@@ -103,7 +103,7 @@ evaluation: {temperature: 1}
     assert recipe.task == GSM8K(train="a.jsonl", chain_of_thought=True)
     assert recipe.seeds == (3, 4)
     assert recipe.recurrence == TurboConn.preset("llama-3.2-1b", lag=2)
-    assert recipe.solver.gradient == "truncated(8)"
+    assert recipe.solver.gradient == Truncated(8)
     assert recipe.lora == LoRASection(rank=4, targets=("q_proj",))
     assert recipe.training == TrainingSection(learning_rate=1e-4, schedule="cosine")
     assert recipe.evaluation == EvaluationSection(temperature=1.0)

@@ -234,7 +234,7 @@ def test_shipped_studies_are_grids_of_recipes(path: Path) -> None:
         ),
         (
             {"axes": {"a": {"b": {"solver": {"kind": "scan", "sweeps": 0}}}}},
-            "solver: scan has 0 sweeps; use 1 or more",
+            "solver: sweeps is 0; use 1 or more",
         ),
         ({"axes": {"a": {"b": 3}}}, "axes.a.b: expected {text: anything, ...}, got 3"),
         ({"axes": {"a": {}}}, "axes.a is empty; give at least one choice"),

@@ -17,7 +17,7 @@ from undertow.lab.runs.recipe import Recipe, load_recipe
 from undertow.lab.study.settings import Study
 from undertow.lab.tasks import Text, character_tokenizer
 from undertow.lab.training.build import build, count_parameters, outline, tokenizer_for
-from undertow.lab.training.dry_run import dry_run, estimate, passes
+from undertow.lab.training.dry_run import dry_run, estimate
 from undertow.mapping import from_mapping, load_yaml
 from undertow.solvers import Jacobi, Scan, Sequential
 
@@ -240,9 +240,9 @@ def test_adapters_beside_a_recurrence(tmp_path: Path) -> None:
 
 
 def test_passes_are_those_that_a_solver_makes() -> None:
-    assert passes(Jacobi(16, 4)) == (17, 5)
-    assert passes(Scan(2, 1)) == (3, 2)
-    assert passes(Sequential()) == (1, 1)
+    assert Jacobi(16, 4).passes() == (17, 5)
+    assert Scan(2, 1).passes() == (3, 2)
+    assert Sequential().passes() == (1, 1)
 
 
 def test_the_command(tmp_path: Path, local: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from undertow.host.attachment import find_pathway
 from undertow.lab.benchmark.literal import LiteralRollout
 from undertow.lab.benchmark.settings import Bench
 from undertow.pathways import T2MLR
-from undertow.solvers import Auto, Chunked, Jacobi, Scan, Sequential, Solver
+from undertow.solvers import Adjoint, Auto, Chunked, Jacobi, Scan, Sequential, Solver
 
 T = TypeVar("T")
 MATCHED = "transformer, as many parameters"
@@ -73,11 +73,11 @@ def training_solvers(bench: Bench) -> dict[str, Solver]:
     ours: dict[str, Solver] = {
         "auto": Auto(),
         "exact": Sequential(),
-        "exact states, adjoint(1)": Sequential("adjoint(1)"),
+        "exact states, adjoint(1)": Sequential(Adjoint(1)),
         "scan(2,1)": Scan(2, 1),
         "scan(1,1)": Scan(1, 1),
-        "scan(1), adjoint(1)": Scan(1, 0, gradient="adjoint(1)"),
-        "scan(2), adjoint(1)": Scan(2, 0, gradient="adjoint(1)"),
+        "scan(1), adjoint(1)": Scan(1, 0, gradient=Adjoint(1)),
+        "scan(2), adjoint(1)": Scan(2, 0, gradient=Adjoint(1)),
     }
     return ours | PAPERS.get(bench.recurrence.kind, {})
 

@@ -19,21 +19,21 @@ from undertow.lab.inspections.looking import first_items, of_run
 from undertow.lab.runs.run import Experiment
 from undertow.lab.tables import table
 from undertow.lab.tasks import PadCollator
-from undertow.solvers import Jacobi, Scan, Sequential, Solver
+from undertow.solvers import Adjoint, Jacobi, Scan, Sequential, Solver
 
 SETTINGS: dict[str, Solver] = {
     "scan(1,1)": Scan(1, 1),
     "scan(2,1)": Scan(2, 1),
     "scan(3,1)": Scan(3, 1),
     "scan(3,2)": Scan(3, 2),
-    "scan(2), adjoint(1)": Scan(2, 0, gradient="adjoint(1)"),
-    "scan(4), adjoint(2)": Scan(4, 0, gradient="adjoint(2)"),
+    "scan(2), adjoint(1)": Scan(2, 0, gradient=Adjoint(1)),
+    "scan(4), adjoint(2)": Scan(4, 0, gradient=Adjoint(2)),
     "jacobi(4,4)": Jacobi(4, 4),
     "jacobi(8,4)": Jacobi(8, 4),
     "jacobi(16,4)": Jacobi(16, 4),
-    "exact, adjoint(1)": Sequential("adjoint(1)"),
-    "exact, adjoint(2)": Sequential("adjoint(2)"),
-    "exact, adjoint(4)": Sequential("adjoint(4)"),
+    "exact, adjoint(1)": Sequential(Adjoint(1)),
+    "exact, adjoint(2)": Sequential(Adjoint(2)),
+    "exact, adjoint(4)": Sequential(Adjoint(4)),
 }
 # What a setting must keep to be called enough.
 LOSS_ERROR, COSINE_ALL, COSINE_PATHWAY = 1e-3, 0.999, 0.99

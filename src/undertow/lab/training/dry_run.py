@@ -22,7 +22,6 @@ from undertow.lab.tables import table
 from undertow.lab.training.build import count_parameters, outline, tokenizer_for
 from undertow.lab.training.data import most_tokens
 from undertow.lab.training.fit import check_data, check_model
-from undertow.solvers import Chunked, Jacobi, Scan, Solver
 
 # Sustained rates in TFLOP/s, by training.precision, within reach for models of 100 million
 # parameters and more: three or four tenths of the peak, six of plain fp32's. None where a device
@@ -115,7 +114,7 @@ def dry_run(recipe: Recipe) -> str:
             ],
         ),
     ]
-    if recurs_in_time(model) and passes(recipe.solver) == (1, 1):
+    if recurs_in_time(model) and recipe.solver.passes() == (1, 1):
         lines += [
             "",
             "An exact rollout runs the block token after token, and Auto may: the times above "
@@ -163,7 +162,7 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
     counts = count_parameters(model)
     parameters, trained = counts["parameters"], counts["trainable"]
     whole, block = layer_costs(recipe, model, tokens)
-    forward_passes, backward_passes = passes(recipe.solver) if recurs_in_time(model) else (1, 1)
+    forward_passes, backward_passes = recipe.solver.passes() if recurs_in_time(model) else (1, 1)
     forward = whole + block * (forward_passes - 1)
     backward = 2 * (whole + block * (backward_passes - 1))
     config = model.config.get_text_config()
@@ -251,18 +250,6 @@ def layer_of(name: str, stack: str) -> int | None:
         if name.startswith(f"{stack}.")
         else None
     )
-
-
-def passes(solver: Solver) -> tuple[int, int]:
-    """How often a training step runs the recurrent block forwards and backwards; once for an exact
-    rollout, and for Auto, which chooses while it trains."""
-    if isinstance(solver, Chunked):
-        return passes(solver.inner)
-    if isinstance(solver, Jacobi):
-        return solver.forward + 1, solver.backward + 1
-    if isinstance(solver, Scan):
-        return solver.sweeps + 1, solver.backward + 1
-    return 1, 1
 
 
 def duration(seconds: float) -> str:

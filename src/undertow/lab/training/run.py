@@ -32,7 +32,6 @@ from undertow.lab.training.solver_gap import SolverGap
 from undertow.lab.training.tracking import trackers
 from undertow.lab.training.trainer import RecipeTrainer, arguments
 from undertow.manifest import write_manifest
-from undertow.solvers import Sequential
 
 
 def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
@@ -154,7 +153,7 @@ class Training:
             self.log.write(event="remark", text=text)
 
         guard = Guard()
-        watches = recurs_in_time(model) and not isinstance(recipe.solver, Sequential)
+        watches = recurs_in_time(model) and not recipe.solver.exact
         self.trainer = RecipeTrainer(
             section,
             model=model,

@@ -14,7 +14,7 @@ from transformers.trainer_callback import ExportableState
 
 from undertow.errors import ConfigError
 from undertow.host.attachment import Attachment, find_attachment
-from undertow.solvers import Auto, RecurrentBlock, Sequential, Solution, Solver, SolverMemory
+from undertow.solvers import Plans, RecurrentBlock, Sequential, Solution, Solver
 
 logger = logging.getLogger("undertow")
 
@@ -49,8 +49,11 @@ def measure_gap(model: Any, inputs: Mapping[str, Any]) -> Gap:
     """
     attachment = find_attachment(model)
     solver, training = attachment.solver, model.training
-    if isinstance(solver, Auto):
-        raise ConfigError("Auto measures its own distance to the exact rollout; its plans tell it")
+    if solver.adapts:
+        raise ConfigError(
+            f"{type(solver).__name__} measures its own distance to the exact rollout; its plans "
+            "tell it"
+        )
     model.eval()
     try:
         loss, states = loss_and_states(model, attachment, inputs, solver)
@@ -111,7 +114,7 @@ class SolverGap(TrainerCallback, ExportableState):
         if every < 1:
             raise ConfigError(f"the solver is compared every {every} steps; use 1 or more")
         self.every = every
-        self.memory: dict[str, Any] = {}
+        self.plans: dict[str, Any] = {}
         self.warned = WARNING_GAP / 2
         self.found: dict[str, float] = {}
         self.inputs: dict[str, Any] = {}
@@ -121,7 +124,7 @@ class SolverGap(TrainerCallback, ExportableState):
         """What a checkpoint keeps of it."""
         return {
             "args": {"every": self.every},
-            "attributes": {"memory": self.memory, "warned": self.warned},
+            "attributes": {"memory": self.plans, "warned": self.warned},
         }
 
     def on_train_begin(
@@ -135,10 +138,11 @@ class SolverGap(TrainerCallback, ExportableState):
         kept = state.stateful_callbacks[type(self).__name__][
             "attributes"
         ]  # of the checkpoint resumed from
-        self.warned, self.memory = kept["warned"], kept["memory"]
-        if self.memory:
-            attachment.memory = SolverMemory.from_mapping(self.memory)
-        if not isinstance(attachment.solver, Auto):
+        self.warned = kept["warned"]
+        self.plans = kept["memory"]  # the name that checkpoints have always had
+        if self.plans:
+            attachment.plans = Plans.from_mapping(self.plans)
+        if not attachment.solver.adapts:
             self.hook = model.register_forward_pre_hook(self.keep, with_kwargs=True)
 
     def keep(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -153,9 +157,9 @@ class SolverGap(TrainerCallback, ExportableState):
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
         attachment = find_attachment(model)
-        if isinstance(attachment.solver, Auto):
-            self.memory = attachment.memory.to_mapping()
-            plans = attachment.memory.plans
+        if attachment.solver.adapts:
+            self.plans = attachment.plans.to_mapping()
+            plans = attachment.plans.by_length
             if plans:
                 plan = plans[max(plans)]
                 self.found = {
