@@ -40,9 +40,11 @@ class Gradient(AsText):
                 f"gradient is {text!r}, but {given!r} is no number; write {cls.forms}"
             ) from None
         tolerance = numbers.pop() if kind == "adjoint" and 0 < numbers[-1] < 1 else None
-        if len(numbers) > 1 or any(number < 0 or not number.is_integer() for number in numbers):
+        counted = all(number >= 0 and number.is_integer() for number in numbers)
+        if len(numbers) > 1 or not counted:
             raise ConfigError(
-                f"gradient is {text!r}; the number of steps must be whole, and at least 0: write {cls.forms}"
+                f"gradient is {text!r}; the number of steps must be whole, and at least 0: write "
+                f"{cls.forms}"
             )
         steps = int(numbers[0]) if numbers else None
         return Truncated(steps or 0) if kind == "truncated" else Adjoint(steps, tolerance)
