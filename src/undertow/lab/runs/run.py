@@ -141,7 +141,7 @@ class Run:
 
     def diverged(self) -> bool:
         """Whether it ended because it diverged."""
-        return self.log()[-1:] != [] and self.log()[-1].get("event") == "diverged"
+        return any(entry.get("event") == "diverged" for entry in self.log()[-1:])
 
     def has_diverged(self) -> bool:
         """Whether it diverged at any time, whatever became of it."""
