@@ -89,7 +89,9 @@ class Attachment(nn.Module):
             raise ConfigError(
                 "the model already has a recurrence of this kind; call undertow.detach(model) first"
             )
-        settings, pathway, loop = self.settings, self.pathway, self.loop
+        settings = self.settings
+        pathway = self.pathway
+        loop = self.loop
         with torch.device(device_of(stack) if parameter.is_meta else parameter.device):
             if isinstance(recurrence, Looped):
                 recurrence.check_layers(len(stack))

@@ -22,7 +22,9 @@ Recent = tuple[torch.Tensor, torch.Tensor | None]
 # Tokens to make room for at least, whenever there is no more.
 FIRST_ROOM = 32
 # What a token's entry in `values` says of it.
-PADDING, STATELESS, PRESENT = -1.0, 0.0, 1.0
+PADDING = -1.0
+STATELESS = 0.0
+PRESENT = 1.0
 
 
 class StateLayer(Rows):

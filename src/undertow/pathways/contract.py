@@ -18,7 +18,7 @@ ROWS, GROUPS = 2, 4
 
 
 def check_sites(pathway: Pathway, layers: int) -> None:
-    """Refuse sites that the model has not, or that no solver would come by.
+    """Refuse sites that the model does not have, or that no solver would come by.
 
     Raises:
         ConfigError: a site is none of 0 to `layers`, there are none, or one lies outside the

@@ -71,11 +71,9 @@ class NormScan(torch.autograd.Function):
         walk, ctx.walk_back = _passes(uses_triton(readings))
         states, scales = walk(readings, initial, gates, clamp, epsilon)
         ctx.save_for_backward(states, scales, gates)
-        ctx.clamp, ctx.detach_residual, ctx.has_initial = (
-            clamp,
-            detach_residual,
-            initial is not None,
-        )
+        ctx.clamp = clamp
+        ctx.detach_residual = detach_residual
+        ctx.has_initial = initial is not None
         return states
 
     @staticmethod

@@ -147,7 +147,10 @@ class TurboConn(Recurrence):
 
 
 # What the paper's advice calls large and small: it tried lags 4, 6, 8 and 16 with alpha 1 and 100.
-LARGE_LAG, LARGE_ALPHA, SMALL_LAG, SMALL_ALPHA = 8, 50.0, 4, 2.0
+LARGE_LAG = 8
+LARGE_ALPHA = 50.0
+SMALL_LAG = 4
+SMALL_ALPHA = 2.0
 # Alpha times the learning rate: see `TurboConn.advice`.
 LARGE_GROWTH = 0.02
 
@@ -184,7 +187,9 @@ class TurboConnPathway(Pathway):
 
     def __init__(self, settings: TurboConn, width: int) -> None:
         super().__init__()
-        rank, self.lag, self.alpha = settings.rank, settings.lag, settings.alpha
+        rank = settings.rank
+        self.lag = settings.lag
+        self.alpha = settings.alpha
         self.normalize = settings.normalize
         mend = "use" if self.normalize else "attach TurboConn(..., normalize=True), or use"
         self.remedy = f"{mend} a smaller alpha or learning rate"

@@ -66,8 +66,12 @@ class FixedPoint(torch.autograd.Function):
         tolerance: float | None,
         counted: Callable[[int], None] | None,
     ) -> torch.Tensor:
-        ctx.output, ctx.image, ctx.point = output, image, point
-        ctx.most, ctx.tolerance, ctx.counted = most, tolerance, counted
+        ctx.output = output
+        ctx.image = image
+        ctx.point = point
+        ctx.most = most
+        ctx.tolerance = tolerance
+        ctx.counted = counted
         return output.view_as(output)
 
     @staticmethod

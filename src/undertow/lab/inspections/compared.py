@@ -75,7 +75,7 @@ def read_run(path: Path | str) -> Compared:
     """What a finished run left behind.
 
     Raises:
-        CheckpointError: it has not finished, or was not evaluated.
+        CheckpointError: the run has not finished, or was not evaluated.
     """
     experiment = Experiment(path)
     accuracies: list[Shares] = []

@@ -36,7 +36,9 @@ SETTINGS: dict[str, Solver] = {
     "exact, adjoint(4)": Sequential(Adjoint(4)),
 }
 # What a setting must keep to be called enough.
-LOSS_ERROR, COSINE_ALL, COSINE_PATHWAY = 1e-3, 0.999, 0.99
+LOSS_ERROR = 1e-3
+COSINE_ALL = 0.999
+COSINE_PATHWAY = 0.99
 
 
 @dataclass(frozen=True)

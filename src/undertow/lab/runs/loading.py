@@ -128,7 +128,7 @@ def check_tokens(model: Any, tokenizer: PreTrainedTokenizerBase, path: str) -> N
     """Make sure that the model has an embedding for each id that its tokenizer may give.
 
     Raises:
-        CheckpointError: it has not.
+        CheckpointError: the vocabulary is larger than the embeddings.
     """
     embeddings = model.get_input_embeddings()
     rows = getattr(embeddings, "num_embeddings", None) or embeddings.weight.shape[0]

@@ -35,7 +35,9 @@ class Finding:
 def finding(labels: tuple[str, ...], recipe: Recipe) -> Finding:
     """What the folders of a combination's seeds say."""
     measures: dict[str, list[float]] = {}
-    curves, seconds, lost = [], [], 0
+    curves = []
+    seconds = []
+    lost = 0
     for seed in recipe.seeds:
         run = Run.of(recipe, seed)
         if run.diverged():

@@ -48,7 +48,10 @@ class TaskDataset(Dataset[dict[str, list[int]]]):
             raise ConfigError(
                 f"overlong is {overlong!r}, but must be 'error' or 'skip'; choose one of them."
             )
-        self.task, self.split, self.tokenizer, self.max_tokens = task, split, tokenizer, max_tokens
+        self.task = task
+        self.split = split
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
         size = task.size(split, tokenizer)
         stop = size if count is None else start + count
         if stop is None:

@@ -20,7 +20,9 @@ _STEMS = (
 )
 NAMES, KINDS = tuple(_PEOPLE.split()), tuple(f"{stem}pus" for stem in _STEMS.split())
 
-_NODES, _MEAN_PARENTS, _SHORTEST = 28, 1.5, 3
+_NODES = 28
+_MEAN_PARENTS = 1.5
+_SHORTEST = 3
 # Which nodes a new one's parents are drawn from: those that only the first root reaches, only the
 # second, or all.
 _ONLY_FIRST, _ONLY_SECOND = 0.35, 0.455
@@ -129,7 +131,9 @@ def _draw_graph(generator: random.Random) -> tuple[int, tuple[tuple[int, int], .
     without parents counts for neither root. Found by comparison with the released files: see the
     test of the statistics.
     """
-    first, second, everything = [0], [1], [0, 1]
+    first = [0]
+    second = [1]
+    everything = [0, 1]
     reached_by, depth = {0: 1, 1: 2}, {0: 0, 1: 0}
     edges = []
     for node in range(2, _NODES):
@@ -160,7 +164,9 @@ def _draw_graph(generator: random.Random) -> tuple[int, tuple[tuple[int, int], .
 
 
 def _poisson(generator: random.Random) -> int:
-    count, product, floor = 0, generator.random(), math.exp(-_MEAN_PARENTS)
+    floor = math.exp(-_MEAN_PARENTS)
+    count = 0
+    product = generator.random()
     while product > floor:
         count, product = count + 1, product * generator.random()
     return count

@@ -16,7 +16,9 @@ from undertow.registry import register
 # One character an element, apart from those of the entries: the letters of Latin Extended-A.
 ELEMENTS = "".join(map(chr, range(0x100, 0x178)))
 ENTRY_ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits
-DICTIONARY_END, BLANK, NO_ENTRY = "|", " ", "-"
+DICTIONARY_END = "|"
+BLANK = " "
+NO_ENTRY = "-"
 
 
 @register

@@ -65,11 +65,9 @@ class VariableAssignment(PromptedTask):
         # As few letters as do, so that a depth that fits the alphabet looks as the released
         # generator's does.
         names = generator.sample(NAMES[: max(used, 26)], k=used)
-        valued, chain, astray = (
-            names[: self.values],
-            names[self.values : self.values + depth + 1],
-            names[used - self.distractors :],
-        )
+        valued = names[: self.values]
+        chain = names[self.values : self.values + depth + 1]
+        astray = names[used - self.distractors :]
         digits = {name: str(generator.randrange(10)) for name in valued}
         sink = generator.choice(valued)
         lines = [f"{name}={digit}" for name, digit in digits.items()]

@@ -90,7 +90,10 @@ class Training:
     log: RunLog
 
     def __init__(self, run: Run, recipe: Recipe, seed: int, changed: dict[str, Any]) -> None:
-        self.run, self.recipe, self.seed, self.changed = run, recipe, seed, changed
+        self.run = run
+        self.recipe = recipe
+        self.seed = seed
+        self.changed = changed
 
     def go(self, description: str | None) -> None:
         """Train, evaluate and save. Raises as `train` does."""
@@ -119,7 +122,9 @@ class Training:
     def prepare(self, interrupts: Interrupts, progress: Progress) -> Path | None:
         """Make the model, the data and the Trainer, and begin the log; the checkpoint to go on from
         is returned, if there is one."""
-        recipe, section, seed = self.recipe, self.recipe.training, self.seed
+        recipe = self.recipe
+        section = recipe.training
+        seed = self.seed
         if section.threads is not None:
             torch.set_num_threads(section.threads)
         model, self.tokenizer = build(recipe, seed)
