@@ -30,6 +30,7 @@ class Chunked(Solver):
 
     chunk: PositiveInt = 64
     """Tokens of a chunk."""
+    # A closed list: of an open one the help would be endless, a chunk inside a chunk and so on.
     inner: Scan | Jacobi | Sequential = field(default_factory=Scan)
     """Solver inside a chunk. In training only the last of its passes carries gradient."""
 
