@@ -11,6 +11,7 @@ import torch
 
 from undertow import T2MLR, Sequential, SoftToken, TurboConn
 from undertow.errors import ConfigError
+from undertow.host.attachment import find_pathway
 from undertow.lab.benchmark import Bench, bench
 from undertow.lab.benchmark.candidates import (
     MATCHED,
@@ -97,3 +98,19 @@ def test_only_the_schemes_that_are_asked_for() -> None:
     assert list(training_candidates(asked)) == ["transformer", MATCHED, "auto", "scan(2,1)"]
     with pytest.raises(ConfigError, match=r"only names 'scan\(2\)'"):
         training_candidates(dataclasses.replace(asked, only=("scan(2)",)))
+
+
+def test_precision_and_attention_reach_every_candidate() -> None:
+    asked = dataclasses.replace(
+        settings(T2MLR(1, 2)), precision="bfloat16", attention="eager", only=("auto",)
+    )
+    for make in training_candidates(asked).values():
+        model = make()
+        assert model.config._attn_implementation == "eager"
+        assert model.get_input_embeddings().weight.dtype == torch.bfloat16
+    assert find_pathway(model).fast_parameters()[0].dtype == torch.float32  # the gates stay
+
+
+def test_flash_attention_is_refused_where_it_cannot_run() -> None:
+    with pytest.raises(ConfigError, match=r"flash_attention_2.*give both, or use sdpa"):
+        Bench(attention="flash_attention_2")

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from undertow.errors import ConfigError, nearest
 from undertow.host import attach, set_solver
@@ -41,7 +41,9 @@ def transformer(bench: Bench, width: int | None = None, device: str | None = Non
         eos_token_id=None,
     )
     with torch.device(device or bench.device):
-        return LlamaForCausalLM(config)
+        return AutoModelForCausalLM.from_config(
+            config, attn_implementation=bench.attention, dtype=getattr(torch, bench.precision)
+        )
 
 
 def recurrent(bench: Bench, solver: Solver | None = None, prefill: Solver | None = None) -> Any:

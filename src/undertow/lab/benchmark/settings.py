@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
+from transformers.utils import is_flash_attn_2_available
 
 from undertow.errors import ConfigError
 from undertow.pathways import T2MLR, Recurrence
@@ -56,6 +57,11 @@ class Bench:
     """CPU threads; the machine's default if left out."""
     device: str = "cpu"
     """Device, such as cpu or cuda."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Number format of weights and activations; a CPU computes bfloat16 far more slowly."""
+    attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
+    """Attention of transformers. flash_attention_2 needs a GPU, bfloat16, and the package
+    flash-attn."""
     seed: int = 0
     """Seed of weights and tokens."""
 
@@ -71,3 +77,14 @@ class Bench:
             raise ConfigError(
                 f"bench's device is {self.device!r}, but PyTorch sees no CUDA device; use cpu"
             )
+        if self.attention == "flash_attention_2":
+            if not self.device.startswith("cuda") or self.precision != "bfloat16":
+                raise ConfigError(
+                    "bench's attention is 'flash_attention_2', which needs --device cuda and "
+                    "--precision bfloat16; give both, or use sdpa"
+                )
+            if not is_flash_attn_2_available():
+                raise ConfigError(
+                    "bench's attention is 'flash_attention_2', but flash-attn cannot be used here; "
+                    "install flash-attn, or use sdpa"
+                )
