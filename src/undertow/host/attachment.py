@@ -112,6 +112,12 @@ class Attachment(nn.Module):
         """The settings of the recurrence in depth, if there is one."""
         return None if self.loop is None else self.loop.settings
 
+    @property
+    def repeated(self) -> list[int]:
+        """The layers that a forward may run several times."""
+        block = set() if self.pathway is None else set(self.pathway.block)
+        return sorted(block | (set() if self.loop is None else set(self.loop.settings.core)))
+
     def depth_handle(self) -> HostedDepth:
         """The recurrence in depth of the attachment that is in use.
 

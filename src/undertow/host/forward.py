@@ -15,6 +15,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from undertow.depth.cache import computing_type
+from undertow.distributed import kept_whole, with_gradient
 from undertow.errors import DivergedError
 from undertow.finite import check_finite
 from undertow.host.arguments import attention_masks, cache_of
@@ -59,18 +60,23 @@ class Forward:
         """The output ``[B, T, D]`` of the last layer, recurrence included."""
         attachment, hidden = self.attachment, recording.hidden
         layers = len(recording.layers)
-        with collecting(attachment, self.inputs, hidden, layers) as recording.collected:
+        repeated = [recording.layers[index] for index in attachment.repeated]
+        with (
+            collecting(attachment, self.inputs, hidden, layers) as recording.collected,
+            kept_whole(repeated) as until_backward,
+        ):
             try:
                 cache = cache_of(recording.calls[0], attachment.layouts[0])
                 if attachment.loop is None:
-                    return self.in_time(recording, cache, None)
-                loop = HostedLoop(attachment, recording, self.inputs, cache)
-                if attachment.pathway is None:
-                    hidden = loop.run(hidden)
+                    hidden = self.in_time(recording, cache, None)
                 else:
-                    hidden = self.in_time(recording, loop.cache, loop)
-                loop.finish()
-                return hidden
+                    loop = HostedLoop(attachment, recording, self.inputs, cache)
+                    if attachment.pathway is None:
+                        hidden = loop.run(hidden)
+                    else:
+                        hidden = self.in_time(recording, loop.cache, loop)
+                    loop.finish()
+                return until_backward(with_gradient(hidden, attachment))
             finally:
                 recording.collected = None  # what a backward pass computes again is not collected
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 import torch
 from torch import distributed
 
+from undertow.distributed import several_processes
+
 
 def largest(value: float, on_cuda: bool) -> float:
     """The largest `value` of all processes; the value itself where there is one process. Every
     process must call it."""
-    if not (
-        distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    ):
+    if not several_processes():
         return value
     shared = torch.tensor(value, dtype=torch.float64, device="cuda" if on_cuda else "cpu")
     distributed.all_reduce(shared, op=distributed.ReduceOp.MAX)

@@ -18,6 +18,7 @@ from undertow.depth.cache import DepthCache, cache_keyword
 from undertow.depth.exits import ExitRule
 from undertow.depth.forward import DepthForward
 from undertow.depth.loop import Steps
+from undertow.distributed import kept_whole
 from undertow.errors import CheckpointError, ConfigError, DataError
 from undertow.models.huginn.blocks import (
     Attention,
@@ -238,7 +239,10 @@ class HuginnForCausalLM(PreTrainedModel, GenerationMixin):
         context = self.context(forward, document)
         checkpointing = bool(self.gradient_checkpointing) and cache is None
         layers = HuginnLayers(self.transformer, context, checkpointing)
-        hidden = forward.run(layers, embedded * self.config.embedding_scale)
+        core: Any = self.transformer["core_block"]
+        with kept_whole(core) as until_backward:
+            hidden = forward.run(layers, embedded * self.config.embedding_scale)
+            hidden = until_backward(hidden)
         which = kept(logits_to_keep)
         logits = (
             handle.logits(hidden[:, which]) if forward.logits is None else forward.logits[:, which]
