@@ -82,7 +82,7 @@ def upward(imports: Graph, order: list[str]) -> list[str]:
     """The imports that go up, or sideways to a room that comes later."""
     found = []
     for module, targets in imports.items():
-        if module.endswith("__init__.py"):
+        if module.endswith("__init__.py") or module == "__main__.py":  # which starts the command
             continue
         here = order.index(room_of(module, order))
         found += [

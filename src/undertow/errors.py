@@ -46,6 +46,10 @@ class InUseError(UndertowError):
     """Another process works in the folder."""
 
 
+class ProcessLostError(UndertowError):
+    """Another process that trains the same model ended, or cannot be reached."""
+
+
 class Interrupted(KeyboardInterrupt):
     """SIGINT or SIGTERM ended what went on; `said`, if it is known, is what is kept of it and how
     to go on."""

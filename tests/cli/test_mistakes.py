@@ -125,7 +125,11 @@ def test_several_processes(
     path: str, refused: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "uses one process, but is one of 2" in refused(["train", path])
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert "WORLD_SIZE is 2, but RANK, MASTER_ADDR, MASTER_PORT not set; start" in refused(
+        ["train", path]
+    )
 
 
 def test_seeds_of_another_recipe(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
 import sys
@@ -79,22 +80,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         dispatch(given)
     except (UndertowError, OSError) as error:  # such as a folder that may not be written
-        print(f"undertow: {sentence(error)}", file=sys.stderr)
+        tell(error, sentence(error))
         return 2
     except (MemoryError, RecursionError, OverflowError, UnicodeError, RuntimeError) as error:
         told = last_resort(error)
         if told is None:
             raise
-        print(f"undertow: {told}", file=sys.stderr)
+        tell(error, told)
         return 2
     except KeyboardInterrupt as error:
         number, said = (
             (error.number, error.said) if isinstance(error, Interrupted) else (signal.SIGINT, "")
         )
         said = said or COMMANDS[given[0]].interrupted
-        print(f"undertow: interrupted; {said}", file=sys.stderr)
+        tell(error, f"interrupted; {said}")
         return 128 + number
     return 0
+
+
+def tell(error: BaseException, text: str) -> None:
+    """Print what ended the command, once for all processes that train together."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        from undertow.lab.processes import speaks
+
+        if not speaks(error):
+            return
+    print(f"undertow: {text}", file=sys.stderr)
 
 
 def dispatch(given: list[str]) -> None:

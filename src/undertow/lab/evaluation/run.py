@@ -13,6 +13,7 @@ from undertow.errors import ConfigError, DataError
 from undertow.lab.evaluation.accuracy import accuracy_by_length, generate
 from undertow.lab.evaluation.figures import accuracy_figure
 from undertow.lab.evaluation.loss import loss_per_token
+from undertow.lab.processes import first, joined
 from undertow.lab.runs.loading import context_of, is_model, load, quiet_libraries
 from undertow.lab.runs.recipe import Recipe
 from undertow.lab.runs.results import Accuracy, Loss, accuracy_table, loss_table
@@ -32,11 +33,14 @@ def carry_out(recipe: Recipe) -> Iterator[str]:
         UndertowError: the recipe asks for what cannot be done, told before any training if that can
             be known.
     """
-    check_fit(recipe)
-    for seed in recipe.seeds:
-        folder = train(recipe, seed)
-        yield str(folder)
-    yield evaluate(folder.parent, [])
+    with joined():
+        check_fit(recipe)
+        for seed in recipe.seeds:
+            folder = train(recipe, seed)
+            if first():
+                yield str(folder)
+    if first():
+        yield evaluate(folder.parent, [])
 
 
 @takes_paths

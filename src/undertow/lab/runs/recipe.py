@@ -184,6 +184,9 @@ class TrainingSection:
     what they find."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of the training process; the machine's default if left out."""
+    sharding: Literal["none", "full"] = "none"
+    """What several processes hold: none, the whole model each (DDP); full, a part of it each
+    (FSDP2), which takes a GPU each."""
     report_to: Literal["tensorboard", "wandb", "trackio"] | None = None
     """Where the log goes besides the run's folder, by the tracker's own package; nowhere if left
     out."""

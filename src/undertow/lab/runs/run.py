@@ -39,7 +39,15 @@ REMEDIES = (
     "recurrence.alpha",
 )
 # What of a recipe's training does not decide the weights.
-ASIDE = ("log_every", "save_every", "evaluate_every", "compare_every", "threads", "report_to")
+ASIDE = (
+    "log_every",
+    "save_every",
+    "evaluate_every",
+    "compare_every",
+    "threads",
+    "sharding",
+    "report_to",
+)
 # Seconds to wait for a process that writes into the same folder.
 WAIT = 60.0
 

@@ -9,14 +9,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 
+from undertow.depth.initial import mix
 from undertow.errors import CheckpointError, DivergedError
 from undertow.files import sync
+from undertow.lab.processes import first, rank, wait, world
 from undertow.lab.runs.checkpoints import PREFIX, checkpoints, infinite, remove, step_of
 from undertow.manifest import write_manifest
 
 KEPT = 2
+# The Trainer's file of the random numbers of one process alone.
+ALONE = "rng_state.pth"
 
 
 @contextmanager
@@ -62,14 +67,15 @@ class ProvenCheckpoints:
         name = f"{PREFIX}{step}"
         writing, target = folder / f".{name}.writing", folder / name
         try:
-            shutil.rmtree(writing, ignore_errors=True)
+            if first():
+                shutil.rmtree(writing, ignore_errors=True)
+            wait()
             self._writing = writing
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
-            write_manifest(writing / name)
-            if target in checkpoints(folder):  # one that was skipped, and is made again
-                remove(target)
-            (writing / name).rename(target)
-            sync(folder)
+            wait()
+            if first():
+                self._put_there(writing / name, target)
+            wait()
         except (
             OSError,
             RuntimeError,
@@ -87,13 +93,25 @@ class ProvenCheckpoints:
             ) from error
         finally:
             self._writing = None
-            shutil.rmtree(writing, ignore_errors=True)
+            if first():
+                shutil.rmtree(writing, ignore_errors=True)
         self.proven = [*self.proven, step][-KEPT:]
-        if len(self.proven) == KEPT:
+        if first() and len(self.proven) == KEPT:
             for path in checkpoints(folder):
                 if step_of(path) < self.proven[0]:
                     with suppress(OSError):
                         remove(path)
+
+    def _put_there(self, written: Path, target: Path) -> None:
+        """Give a checkpoint that is whole its manifest and its place."""
+        if not (written / ALONE).exists():
+            # So that it goes on in one process too, or in another number of them.
+            shutil.copyfile(written / ALONE.replace(".", "_0."), written / ALONE)
+        write_manifest(written)
+        if target in checkpoints(target.parent):  # one that was skipped, and is made again
+            remove(target)
+        written.rename(target)
+        sync(target.parent)
 
     def check_start(self) -> None:
         """Make sure that a training starts from a sound model. Buffers may hold infinities, as
@@ -132,6 +150,12 @@ class ProvenCheckpoints:
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
+        own = ALONE if world() == 1 else ALONE.replace(".", f"_{rank()}.")
+        if checkpoint is not None and not (Path(checkpoint) / own).exists():
+            # It is of another number of processes, of which this was none.
+            trainer: Any = self
+            torch.manual_seed(mix(trainer.args.seed, step_of(Path(checkpoint)), rank()))
+            return
         with fitting(str(checkpoint)):
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
 

@@ -17,6 +17,7 @@ from undertow.depth.monitors import StateMonitor
 from undertow.depth.objectives import expected_loss, gate_loss
 from undertow.errors import ConfigError
 from undertow.host.attachment import recurs_in_time
+from undertow.lab.processes import rank, world
 from undertow.lab.runs.depth import DepthSection
 from undertow.lab.tasks.tokenizer import ids_of
 from undertow.models import HuginnConfig, HuginnForCausalLM
@@ -90,7 +91,9 @@ class DepthTraining:
         if model.training:
             step = self._micro_step()
             inputs["depth"] = section.draw(step, self.depth_seed)
-            inputs["state_seed"] = row_seeds(mix(self.depth_seed, step), len(inputs["input_ids"]))
+            rows = len(inputs["input_ids"])  # of this process, whose rows are some of the batch's
+            seeds = row_seeds(mix(self.depth_seed, step), rows * world())
+            inputs["state_seed"] = seeds[rows * rank() : rows * (rank() + 1)]
             if self._monitored:
                 self._monitor, self._real = StateMonitor(), inputs.get("attention_mask")
                 inputs["watch"] = self._monitor

@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 
 from undertow.errors import Interrupted
 from undertow.files import MANIFEST
+from undertow.lab.processes import first, largest, world
 from undertow.lab.runs.checkpoints import checkpoints
 from undertow.lab.signals import hearing
 
@@ -21,6 +22,8 @@ from undertow.lab.signals import hearing
 EVERY, SHARE = 600.0, 20.0
 # A training that took as many seconds is saved before its last evaluation too.
 LONG = 60.0
+# Seconds in which several processes may be sent one signal twice.
+ECHO = 2.0
 
 
 class TimedSaves(TrainerCallback):
@@ -46,11 +49,13 @@ class Interrupts(TrainerCallback):
     """The first SIGINT or SIGTERM lets the step end, saves a checkpoint and stops; a second one
     stops at once.
 
-    A process that another one started, as a study does, leaves the second one to that.
+    A process that another one started, as a study does, leaves the second one to that. Several
+    processes that train together stop together, whichever hears of it.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self.heard = 0.0
         self.trainer: Any = None
         self.closing = False
 
@@ -60,18 +65,30 @@ class Interrupts(TrainerCallback):
     def hear(self, number: int, frame: Any) -> None:
         if self.number is None:
             self.number = number
-            if parent_process() is None:
+            self.heard = time.monotonic()
+            if parent_process() is None and first():
                 os.write(
                     2,
                     b"\nundertow: ending after this step, with a checkpoint; "
                     b"the same signal again ends at once\n",
                 )
-        elif parent_process() is None:
+        elif parent_process() is None and not self.is_echo():
             raise Interrupted(number)
 
+    def is_echo(self) -> bool:
+        """Whether a signal is the first one again: a launcher passes on what the terminal sent to
+        all of its processes."""
+        return world() > 1 and time.monotonic() - self.heard < ECHO
+
+    def agree(self) -> None:
+        """Hear of what another process heard."""
+        (number,) = largest([self.number or 0])
+        self.number = number or None
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.number is not None:
-            control.should_save = True
+        self.agree()
+        (saves,) = largest([int(control.should_save or self.number is not None)])
+        control.should_save = bool(saves)  # clocks differ between processes
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.number is not None:
@@ -84,6 +101,7 @@ class Interrupts(TrainerCallback):
     def stop(self) -> None:
         """Stop a training whose steps are all taken, if that is asked for; with a checkpoint, so
         that they are kept."""
+        self.agree()
         if self.number is None:
             return
         if self.trainer.proven[-1:] != [self.trainer.state.global_step]:

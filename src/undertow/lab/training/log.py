@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import TrainerCallback
 
 from undertow.errors import CheckpointError, DivergedError
 from undertow.files import write_text
+from undertow.lab.processes import first
 from undertow.lab.runs.log import read_log
 
 
@@ -43,6 +45,11 @@ class RunLog(TrainerCallback):
             raise CheckpointError(
                 f"could not write to {self.path}: {error}; mend that, and the same command goes on"
             ) from error
+
+    def tell(self, text: str) -> None:
+        """A remark, on the terminal and in the log."""
+        tell(text)
+        self.write(event="remark", text=text)
 
     def has_evaluation(self, step: int) -> bool:
         """Whether an evaluation after this step is in it: of this process, or of one that was
@@ -75,6 +82,23 @@ class RunLog(TrainerCallback):
                     f"the {name} is {entry[name]} after step {state.global_step}: training has "
                     "diverged"
                 )
+
+
+class NoLog(RunLog):
+    """The log of a process that is not the first: it writes nothing, and ends a run that
+    diverged alike."""
+
+    def __init__(self, path: Path, resume_step: int = 0) -> None:
+        self.path = path
+        self.durations = []
+        self.started = time.perf_counter()
+        self.lacks_start = False
+
+    def write(self, **entry: Any) -> None:
+        pass
+
+    def tell(self, text: str) -> None:
+        pass
 
 
 class Progress(TrainerCallback):
@@ -113,6 +137,12 @@ class Progress(TrainerCallback):
         if self.bar is not None:
             self.bar.close()
             self.bar = None
+
+
+def tell(text: str) -> None:
+    """On the terminal, once for all processes."""
+    if first():
+        print(f"undertow: {text}", file=sys.stderr)
 
 
 def keeps(entry: dict[str, Any], resume_step: int) -> bool:

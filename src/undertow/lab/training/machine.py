@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 from undertow.errors import ConfigError
+from undertow.lab.processes import world
+from undertow.lab.runs.recipe import TrainingSection
 
 
 def check_memory(parameters: int, trained: int) -> None:
@@ -61,25 +63,31 @@ def memory() -> int | None:
     return min(found, default=None)
 
 
-def check_machine(precision: str) -> None:
-    """Refuse what would split each batch over devices and so show the same examples several times,
-    and arithmetic that the machine does not have. CPUs have bf16, if slowly.
+def check_machine(section: TrainingSection) -> None:
+    """Refuse a batch that the processes cannot share, devices that would not be used, and
+    arithmetic that the machine does not have. CPUs have bf16, if slowly.
 
     Raises:
-        ConfigError: there are several processes, or several GPUs in sight, or no such arithmetic.
+        ConfigError: the batch is no multiple of the processes, one process sees several GPUs, or
+            there is no such arithmetic or sharding.
     """
-    processes, devices = int(os.environ.get("WORLD_SIZE", "1")), torch.cuda.device_count()
-    if processes > 1:
+    processes, devices = world(), torch.cuda.device_count()
+    cuda, precision = torch.cuda.is_available(), section.precision
+    if section.batch % processes:
         raise ConfigError(
-            f"undertow train uses one process, but is one of {processes}; start it alone, or train "
-            "the model with transformers.Trainer, which takes any number"
+            f"training.batch is {section.batch}, which {processes} processes cannot share evenly; "
+            f"use a multiple of {processes}, or another number of processes"
         )
-    if devices > 1:
+    if processes == 1 and devices > 1:
         raise ConfigError(
-            f"undertow train uses one GPU, but sees {devices}; set CUDA_VISIBLE_DEVICES to one of "
-            "them"
+            f"one process uses one GPU, but sees {devices}; use all by torchrun --nproc-per-node "
+            f"{devices} -m undertow train ..., or set CUDA_VISIBLE_DEVICES to one of them"
         )
-    cuda = torch.cuda.is_available()
+    if section.sharding == "full" and not (cuda and processes > 1):
+        raise ConfigError(
+            "training.sharding is full, which needs several processes with a GPU each; start them "
+            "by torchrun, or use none"
+        )
     if precision == "tf32" and not (cuda and torch.cuda.get_device_capability() >= (8, 0)):
         raise ConfigError(
             "training.precision is tf32, which takes a GPU since Ampere, and there is none; use "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from undertow.errors import DivergedError, Interrupted
 from undertow.files import replacing_folder, sync
 from undertow.host.attachment import recurs_in_time
+from undertow.lab.processes import check_same, first, joined, of_first, wait, world
 from undertow.lab.runs.checkpoints import checkpoints, choose, infinite, remove, step_of
 from undertow.lab.runs.loading import context_of, quiet_libraries
 from undertow.lab.runs.recipe import Recipe
@@ -25,13 +26,14 @@ from undertow.lab.training.data import check_documents, held_out_set, training_s
 from undertow.lab.training.gates import GateLog
 from undertow.lab.training.guard import Guard
 from undertow.lab.training.interrupts import Interrupts, TimedSaves, how_to_go_on
-from undertow.lab.training.log import Progress, RunLog
+from undertow.lab.training.log import NoLog, Progress, RunLog, tell
 from undertow.lab.training.machine import check_machine
 from undertow.lab.training.remarks import remarks
 from undertow.lab.training.solver_gap import SolverGap
 from undertow.lab.training.tracking import trackers
 from undertow.lab.training.trainer import RecipeTrainer, arguments
 from undertow.manifest import write_manifest
+from undertow.mapping import to_mapping
 
 
 def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
@@ -49,22 +51,31 @@ def train(recipe: Recipe, seed: int, description: str | None = None) -> Path:
         Interrupted: a signal stopped it; it says what is kept.
     """
     quiet_libraries()
-    check_machine(recipe.training.precision)
+    check_machine(recipe.training)
     run = Run.of(recipe, seed)
-    run.check(recipe)  # before anything is made there
-    with run.locked():
+    with joined(), ExitStack() as held:
+        check_same("recipes", [to_mapping(recipe), seed])
         try:
-            changed = run.check(recipe)
-            run.clean()
-            if run.finished:
-                keep_finished(run, recipe, changed)
-            else:
+            changed, finished = of_first(lambda: begin(run, recipe, held))
+            if not finished:
                 Training(run, recipe, seed, changed).go(description)
         except KeyboardInterrupt as error:
             number = error.number if isinstance(error, Interrupted) else signal.SIGINT
             saves = recipe.training.save_every is not None
             raise Interrupted(number, how_to_go_on(run.folder, run.finished, saves)) from error
     return run.folder
+
+
+def begin(run: Run, recipe: Recipe, held: ExitStack) -> tuple[dict[str, Any], bool]:
+    """Take hold of the run's folder: what of the recipe has changed since a divergence, and whether
+    the run is finished."""
+    run.check(recipe)  # before anything is made there
+    held.enter_context(run.locked())
+    changed = run.check(recipe)
+    run.clean()
+    if run.finished:
+        keep_finished(run, recipe, changed)
+    return changed, run.finished
 
 
 def keep_finished(run: Run, recipe: Recipe, changed: dict[str, Any]) -> None:
@@ -106,7 +117,7 @@ class Training:
                 trainer.train(resume_from_checkpoint=goes_on_from)
                 trainer.settle()
                 interrupts.stop()
-                if trainer.eval_dataset is not None and not self.evaluated():
+                if trainer.eval_dataset is not None and not of_first(self.evaluated):
                     interrupts.closing = True
                     trainer.evaluate()
                 trainer.check_finite()
@@ -135,11 +146,14 @@ class Training:
         if recipe.task.has_documents(self.tokenizer):
             check_documents(model)
         tracked = trackers(section, self.run.folder)
-        checkpoint, said = choose(self.run.folder)
+        name, said = of_first(self.chosen)
+        checkpoint = self.run.folder / name if name else None
+        check_same("training examples", [dataset.indices, dataset[0]])
 
-        self.log = RunLog(self.run.log_file, resume_step=step_of(checkpoint))
-        self.run.save_recipe(recipe)
-        self.run.save_versions()
+        self.log = (RunLog if first() else NoLog)(self.run.log_file, step_of(checkpoint))
+        if first():
+            self.run.save_recipe(recipe)
+            self.run.save_versions()
         self.log.write(
             event="start",
             seed=seed,
@@ -147,6 +161,7 @@ class Training:
             trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
             examples_left_out=skipped + held_out.skipped,
             threads=torch.get_num_threads(),
+            processes=world(),
         )
         if self.log.lacks_start:
             said.append(f"{self.log.path} was lost, and begins after step {step_of(checkpoint)}")
@@ -154,8 +169,7 @@ class Training:
             said.append(self.mended(checkpoint))
         sets: Any = {"training": dataset.dataset, "held-out": held_out}
         for text in [*said, *remarks(recipe, sets, self.tokenizer, steps)]:
-            tell(text)
-            self.log.write(event="remark", text=text)
+            self.log.tell(text)
 
         guard = Guard()
         watches = recurs_in_time(model) and not recipe.solver.exact
@@ -171,7 +185,7 @@ class Training:
                 *([SolverGap(section.compare_every)] if watches else []),
                 GateLog(),
                 self.log,
-                *tracked,
+                *(tracked if first() else []),
                 progress,
                 *([TimedSaves()] if section.save_every == "auto" else []),
                 interrupts,
@@ -184,6 +198,11 @@ class Training:
         for callback in (ProgressCallback, PrinterCallback):
             self.trainer.remove_callback(callback)
         return checkpoint
+
+    def chosen(self) -> tuple[str, list[str]]:
+        """The name of the checkpoint to go on from, empty for none, and what is to be said."""
+        checkpoint, said = choose(self.run.folder)
+        return "" if checkpoint is None else checkpoint.name, said
 
     def mended(self, checkpoint: Path | None) -> str:
         """What is said, and written to the log, of a training that goes on after a divergence."""
@@ -212,14 +231,17 @@ class Training:
         if self.recipe.lora is not None and self.recipe.lora.save == "merged":
             model = model.merge_and_unload()
         model.config.use_cache = True
-        # A folder called model is a finished run.
-        with replacing_folder(self.run.model_folder) as saving:
-            self.tokenizer.save_pretrained(saving)
-            model.save_pretrained(saving)
-            write_manifest(saving)
-        sync(self.run.folder)
-        for old in checkpoints(self.run.folder):
-            remove(old)
+        weights = self.trainer.whole_weights()
+        if first():
+            # A folder called model is a finished run.
+            with replacing_folder(self.run.model_folder) as saving:
+                self.tokenizer.save_pretrained(saving)
+                model.save_pretrained(saving, **weights)
+                write_manifest(saving)
+            sync(self.run.folder)
+            for old in checkpoints(self.run.folder):
+                remove(old)
+        wait()
 
     def diverged(self, error: DivergedError) -> DivergedError:
         """What is said of a training that diverged, and written to its log: the step, its examples,
@@ -252,7 +274,3 @@ class Training:
             else "starts anew, as there is no checkpoint yet"
         )
         return DivergedError(f"{error}; {mend}: the same command then {on}{where}{broken}")
-
-
-def tell(text: str) -> None:
-    print(f"undertow: {text}", file=sys.stderr)

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
 
+from undertow.lab.processes import world
 from undertow.lab.runs.recipe import Recipe, TrainingSection
 from undertow.lab.training.checkpoints import ProvenCheckpoints
 from undertow.lab.training.depth import DepthTraining
@@ -54,10 +55,17 @@ class RecipeTrainer(FastGates, DepthTraining, GuardedSteps, ProvenCheckpoints, T
 
     def examples_of(self, step: int) -> list[int]:
         """The numbers of the examples, in their split, that a step takes, counted from 1."""
-        count = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
+        count = self.section.batch * self.section.accumulate
         order: Any = self.train_dataset
         positions = order.indices[(step - 1) * count : step * count]
         return [order.dataset.indices[position] for position in positions]
+
+    def whole_weights(self) -> dict[str, Any]:
+        """What `save_pretrained` needs besides, where each process holds a part of the weights:
+        every process takes part, and the first one gets them all."""
+        if self.section.sharding == "none":
+            return {}
+        return {"state_dict": self.accelerator.get_state_dict(self.model_wrapped)}
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.section.schedule != "cosine_restarts" or self.lr_scheduler is not None:
@@ -72,6 +80,17 @@ class RecipeTrainer(FastGates, DepthTraining, GuardedSteps, ProvenCheckpoints, T
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         return SequentialSampler(dataset)
+
+
+def sharding(recipe: Recipe) -> dict[str, Any]:
+    """The Trainer's settings of FSDP2: a layer a group, and sharded checkpoints, which any number
+    of processes can read."""
+    if recipe.training.sharding == "none":
+        return {}
+    return {
+        "fsdp": "full_shard auto_wrap",
+        "fsdp_config": {"fsdp_version": 2, "state_dict_type": "SHARDED_STATE_DICT"},
+    }
 
 
 def arguments(
@@ -91,8 +110,8 @@ def arguments(
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
-        per_device_train_batch_size=section.batch,
-        per_device_eval_batch_size=section.batch,
+        per_device_train_batch_size=section.batch // world(),
+        per_device_eval_batch_size=section.batch // world(),
         gradient_accumulation_steps=section.accumulate,
         learning_rate=section.learning_rate,
         lr_scheduler_type=schedule,
@@ -116,6 +135,8 @@ def arguments(
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
+        ddp_find_unused_parameters=False,  # every parameter has a gradient, see `distributed`
+        **sharding(recipe),
         report_to="none",  # see `tracking`: its callbacks come after those that add to the log
         run_name=f"{recipe.name}-seed-{seed}",
     )
