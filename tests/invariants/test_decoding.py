@@ -201,7 +201,13 @@ def test_hidden_states_and_last_logits_only(pathway: str) -> None:
 
 @pytest.mark.parametrize("pathway", PATHWAYS)
 def test_control_a_dropped_state(pathway: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StateLayer, "recent", lambda self: None)
+    recent = StateLayer.recent
+
+    def dropped(self: StateLayer) -> Any:
+        found = recent(self)
+        return None if found is None else (torch.zeros_like(found[0]), found[1])
+
+    monkeypatch.setattr(StateLayer, "recent", dropped)
     assert decoding_error(hosted("llama", pathway), tokens(2, 8)) > CHANGED
 
 

@@ -51,6 +51,7 @@ class Attachment(nn.Module):
     def __init__(self, owners: Owners, stack_name: str) -> None:
         super().__init__()
         self.settings = self.pathway = self.loop = None
+        self.first_weight: tuple[nn.Module, str] | tuple[()] = ()
         self.stack_name = stack_name
         self.solver: Solver = Auto()
         self.prefill: Solver = Sequential()
@@ -58,6 +59,7 @@ class Attachment(nn.Module):
         self.owners = owners
         self.decode = ExpectedEmbedding(owners)
         self.input_names = list(inspect.signature(owners.backbone.forward).parameters)
+        self.collects_itself = any(name.startswith("output_") for name in self.input_names)
         self.report: SolverReport | None = None
         self.only_in_adapters = False
         self.depth_report: DepthReport | None = None
@@ -104,6 +106,7 @@ class Attachment(nn.Module):
             check_sites(pathway, loop.settings)
         self.settings, self.pathway = settings, pathway
         self.loop = loop
+        self.first_weight = find_first_weight(self)
         for module in self.modules():
             module._is_hf_initialized = True  # type: ignore[assignment]  # transformers must not initialise it again
 
@@ -137,6 +140,25 @@ class Attachment(nn.Module):
             self.loop = None
         else:
             self.settings = self.pathway = None
+        self.first_weight = find_first_weight(self)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether accelerate keeps its weights elsewhere."""
+        if not self.first_weight:
+            return False
+        module, name = self.first_weight
+        weight = module._parameters[name]
+        return weight is not None and weight.is_meta
+
+
+def find_first_weight(attachment: nn.Module) -> tuple[nn.Module, str] | tuple[()]:
+    """The module that holds the first parameter, and what that is called there; nothing if there is
+    none. It is looked at for each token."""
+    for module in attachment.modules():
+        for name in module._parameters:
+            return module, name
+    return ()
 
 
 class HostedDepth:

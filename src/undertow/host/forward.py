@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from transformers.cache_utils import Cache
 
 from undertow.depth.cache import computing_type
@@ -24,7 +25,7 @@ from undertow.host.block import HostedBlock
 from undertow.host.collecting import collecting
 from undertow.host.looping import HostedLoop
 from undertow.host.modes import Continuation, Mode, WholeSequence
-from undertow.host.stack import Recording
+from undertow.host.stack import Recording, recorders
 from undertow.host.state import Recent, StateLayer, state_layer
 from undertow.host.support import check_masks
 from undertow.host.tokens import (
@@ -45,16 +46,19 @@ class Forward:
     """One forward of a hosted backbone.
 
     Attributes:
-        stack, arity, ran: see `HostedForward`.
+        stack, arity, ran: see `RecordedForward`.
         attachment: the recurrence.
         inputs: what the backbone was given, and the recurrence's own arguments.
     """
 
-    stack: torch.nn.ModuleList | None
+    stack: nn.ModuleList | None
     arity: int
     attachment: Attachment
     inputs: dict[str, Any]
     ran: bool = False
+
+    def stand_ins(self, layers: list[nn.Module]) -> list[Any]:
+        return recorders(self, layers)
 
     def run(self, recording: Recording) -> torch.Tensor:
         """The output ``[B, T, D]`` of the last layer, recurrence included."""

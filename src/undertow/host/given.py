@@ -124,15 +124,21 @@ def known_names(forward: Callable[..., Any]) -> frozenset[str]:
 
 
 def check_names(model: nn.Module, given: Mapping[str, Any]) -> None:
-    """Refuse keywords that are near one of the recurrence's, and no one's else. One operation on
-    sets, where all are known.
+    """Refuse keywords that are near one of the recurrence's, and no one's else.
 
     Raises:
         ConfigError: there is one; names the right one.
     """
-    unknown = given.keys() - known_names(type(model).forward)
-    if unknown:
-        refuse_near(type(model).__name__, sorted(unknown), ARGUMENTS)
+    kind: Any = type(model)
+    check_each(kind, tuple(given))
+
+
+@functools.lru_cache(maxsize=64)  # a decoded token is given what the one before it was
+def check_each(kind: type[nn.Module], names: tuple[str, ...]) -> None:
+    """`check_names` of models of one class."""
+    forward: Any = kind.forward
+    if unknown := set(names) - known_names(forward):
+        refuse_near(kind.__name__, sorted(unknown), ARGUMENTS)
 
 
 def check_given(attachment: Attachment, inputs: Mapping[str, Any]) -> None:

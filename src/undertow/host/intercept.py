@@ -27,6 +27,7 @@ from transformers.cache_utils import Cache
 
 from undertow.errors import ConfigError, DataError, UnsupportedArchitectureError
 from undertow.host.attachment import ATTACHMENT, Attachment, in_use
+from undertow.host.decoding import Decoding, one_more_token
 from undertow.host.forward import Forward
 from undertow.host.given import ARGUMENTS, _validate_model_kwargs, check_given, check_names
 from undertow.host.learning import Observer, learn
@@ -292,12 +293,15 @@ def start(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         and attachment is wrapped.original_module
     ):
         return None
-    if (first := next(attachment.parameters(), None)) is not None and first.is_meta:
+    if attachment.is_elsewhere:
         bring_in(attachment)
     if not attachment.layouts:
         learn(attachment)  # by forwards of the model's own, which are given nothing
     check_given(attachment, inputs)
-    return Forward(recording_list(backbone, attachment), attachment.arity, attachment, inputs)
+    stack = recording_list(backbone, attachment)
+    if (cache := one_more_token(attachment, inputs)) is not None:
+        return Decoding(stack, attachment, inputs, cache)
+    return Forward(stack, attachment.arity, attachment, inputs)
 
 
 def recording_list(backbone: nn.Module, attachment: Attachment) -> Stack:

@@ -18,7 +18,7 @@ from undertow.host.arguments import find_cache, learn_layout, learn_rows
 from undertow.host.attachment import Attachment
 from undertow.host.collecting import OUTPUTS
 from undertow.host.offloading import device_of
-from undertow.host.stack import Recording, current_forward
+from undertow.host.stack import Recording, current_forward, recorders
 from undertow.host.support import check_calls, check_kernels, refuse
 from undertow.host.vocabulary import ExpectedEmbedding
 from undertow.pathways.contract import check_pathway
@@ -37,6 +37,9 @@ class Observer:
         self.backbone, self.stack = backbone, stack
         self.arity, self.ran = arity, False
         self.recordings: list[tuple[Recording, torch.Tensor]] = []
+
+    def stand_ins(self, layers: list[nn.Module]) -> list[Any]:
+        return recorders(self, layers)
 
     def run(self, recording: Recording) -> torch.Tensor:
         hidden = recording.hidden

@@ -73,17 +73,28 @@ def version_of(hidden: torch.Tensor) -> int:
 
 
 class HostedForward(Protocol):
-    """What runs the recorded layers.
+    """What becomes of the layers in one forward of the backbone.
 
     Attributes:
-        stack: the list that records; None where the layers run untouched.
-        arity: the length of the tuple that a layer returns; 0 where it returns a tensor.
-        ran: whether the recorded layers have run; the list is an ordinary one from then on.
+        stack: the list that hands them out; None where they run untouched.
+        ran: whether they have run; the list is an ordinary one from then on.
     """
 
     stack: nn.ModuleList | None
-    arity: int
     ran: bool
+
+    def stand_ins(self, layers: list[nn.Module]) -> list[Any]:
+        """What the backbone iterates over in place of its layers."""
+
+
+class RecordedForward(HostedForward, Protocol):
+    """One that runs the layers itself, once the backbone has called all of them.
+
+    Attributes:
+        arity: the length of the tuple that a layer returns; 0 where it returns a tensor.
+    """
+
+    arity: int
 
     def run(self, recording: Recording) -> torch.Tensor: ...
 
@@ -97,7 +108,7 @@ current_forward: ContextVar[HostedForward | None] = ContextVar("undertow_forward
 class Recorder:
     """Stands in for one layer in the backbone's loop. Attributes are those of the layer."""
 
-    _forward: HostedForward
+    _forward: RecordedForward
     _recording: Recording
     _index: int
 
@@ -128,24 +139,29 @@ class Recorder:
         return hidden if recording.arity == 0 else (hidden, *[None] * (recording.arity - 1))
 
 
+def recorders(forward: RecordedForward, layers: list[nn.Module]) -> list[Recorder]:
+    """A recorder for each layer, of one recording."""
+    recording = Recording(layers, forward.arity)
+    return [Recorder(forward, recording, index) for index in range(len(layers))]
+
+
 class Stack(nn.ModuleList):
-    """A `ModuleList` whose iteration yields recorders inside a hosted forward of the backbone that
+    """A `ModuleList` whose iteration yields stand-ins inside a hosted forward of the backbone that
     owns it."""
 
-    def _recorders(self) -> list[Recorder] | None:
+    def _stand_ins(self) -> list[Any] | None:
         forward = current_forward.get()
         if forward is None or forward.stack is not self or forward.ran:
             return None
-        recording = Recording(list(self._modules.values()), forward.arity)
-        return [Recorder(forward, recording, index) for index in range(len(self))]
+        return forward.stand_ins(list(self._modules.values()))
 
     def __iter__(self) -> Iterator[Any]:
-        recorders = self._recorders()
-        return super().__iter__() if recorders is None else iter(recorders)
+        stand_ins = self._stand_ins()
+        return super().__iter__() if stand_ins is None else iter(stand_ins)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            recorders = self._recorders()
-            if recorders is not None:
-                return recorders[index]
+            stand_ins = self._stand_ins()
+            if stand_ins is not None:
+                return stand_ins[index]
         return super().__getitem__(index)

@@ -62,6 +62,10 @@ class StateLayer(Rows):
         ``[B, lag, 1]``."""
         if not self.is_initialized or self.seen == 0:
             return None
+        if self.all_present and not self.gaps and self.seen >= self.lag:
+            states = self.keys[:, 0, self.seen - self.lag : self.seen]
+            # A graph may keep it, and the room is written to.
+            return states.clone() if torch.is_grad_enabled() else states, None
         start = 0 if self.gaps else max(self.seen - self.lag, 0)
         states, known = self.keys[:, 0, start : self.seen], self.values[:, 0, start : self.seen]
         missing = self.lag - states.shape[1]
@@ -99,6 +103,10 @@ class StateLayer(Rows):
         if real is not None:
             known.masked_fill_(~real[..., None], PADDING)
         self.update(states[:, None], known[:, None])
+
+    def append_present(self, states: torch.Tensor) -> None:
+        """Take in the states ``[B, T, W]`` of tokens that all have one."""
+        self.update(states[:, None], states.new_full((len(states), 1, states.shape[1], 1), PRESENT))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any

@@ -67,6 +67,11 @@ class Pathway(nn.Module, ABC):
         """The layers of the recurrent block."""
         return range(self.first_layer, self.stop_layer)
 
+    @cached_property
+    def sites(self) -> tuple[int, ...]:
+        """Where it writes or reads, in order."""
+        return tuple(sorted(self.writes | self.reads))
+
     @abstractmethod
     def write(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """What the state ``[B, n, W]`` of the tokens `lag` back adds to `hidden` ``[B, n, D]`` at

@@ -1,0 +1,146 @@
+"""One more token of each row: the layers run where the backbone calls them.
+
+A generated token has one state to receive, which is known before its first layer. So nothing need
+be recorded: what stands in for the layers at the pathway's sites writes, reads, and calls the
+layer. It is the continuation of a cache (`modes.Continuation`), where that has a single group of
+one token and nothing unusual was asked for; all else goes by that.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+from transformers.utils.output_capturing import _active_collector
+
+from undertow.depth.cache import computing_type
+from undertow.finite import check_finite
+from undertow.host.attachment import Attachment
+from undertow.host.forward import Forward
+from undertow.host.given import ARGUMENTS
+from undertow.host.state import StateLayer, state_layer
+from undertow.solvers import SolverReport
+
+ASKED = frozenset(ARGUMENTS)
+
+
+def one_more_token(attachment: Attachment, inputs: dict[str, Any]) -> Cache | None:
+    """The cache of a forward of one more token a row, of which nothing unusual is asked; None for
+    any other forward."""
+    given = inputs.get("input_ids")
+    given = inputs.get("inputs_embeds") if given is None else given
+    if (
+        attachment.pathway is None
+        or attachment.loop is not None
+        or attachment.collects_itself
+        or given is None
+        or given.shape[1] != 1
+        or torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or not ASKED.isdisjoint(inputs)
+    ):
+        return None
+    cache = next((value for value in inputs.values() if isinstance(value, Cache)), None)
+    if cache is None or not isinstance(cache.layers[-1] if cache.layers else None, StateLayer):
+        return None
+    mask = inputs.get("attention_mask")
+    past = int(cache.get_seq_length())
+    if past == 0 or not (mask is None or (isinstance(mask, torch.Tensor) and mask.ndim == 2)):
+        return None
+    if mask is not None and not mask[:, past : past + 1].all():  # the token is padding
+        return None
+    return cache
+
+
+class Decoding(Forward):
+    """The forward of one more token a row, on a cache."""
+
+    def __init__(
+        self, stack: nn.ModuleList, attachment: Attachment, inputs: dict[str, Any], cache: Cache
+    ) -> None:
+        super().__init__(stack, attachment.arity, attachment, inputs)
+        assert attachment.pathway is not None
+        self.pathway, self.cache = attachment.pathway, cache
+        self.readings: list[torch.Tensor] = []
+
+    def stand_ins(self, layers: list[nn.Module]) -> list[Any]:
+        if _active_collector.get():  # what is asked for of each layer is the base model's
+            return super().stand_ins(layers)
+        self.layers = len(layers)
+        pathway, found = self.pathway, list[Any](layers)
+        found[0] = Site(self, 0, layers[0])
+        for site in pathway.sites:
+            if site < len(layers):
+                found[site] = Site(self, site, layers[site])
+        if pathway.stop_layer == len(layers):
+            found[-1] = LastSite(self, len(layers), found[-1])
+        return found
+
+    def begin(self, hidden: torch.Tensor) -> None:
+        """Look up what the token receives, before any layer's cache has it."""
+        pathway, settings = self.pathway, self.attachment.settings
+        self.past = int(self.cache.get_seq_length())
+        self.states = state_layer(
+            self.cache, self.layers, settings, pathway.lag, computing_type(hidden)
+        )
+        recent = self.states.recent()
+        assert recent is not None
+        states, known = recent
+        if hidden.is_cuda:  # as in `Forward.in_time`
+            held = None if known is None else known[..., 0].bool()
+            check_finite(states, held, self.past - pathway.lag, pathway.remedy)
+        receiving = None if known is None else known[:, :1].to(hidden.dtype)
+        state = states[:, :1]
+        self.state = state if receiving is None else state * receiving
+        self.written = None if pathway.writes_without_state else receiving
+        self.started = time.perf_counter()
+
+    def at(self, site: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Write and read at a site, as `modes.run_sites` does."""
+        pathway = self.pathway
+        if site == 0:
+            self.begin(hidden)
+        if site in pathway.writes:
+            added = pathway.write(site, hidden, self.state)
+            hidden = hidden + (added if self.written is None else self.written * added)
+        if site in pathway.reads:
+            self.readings.append(pathway.read(site, hidden))
+        if site == pathway.stop_layer:
+            self.end()
+        return hidden
+
+    def end(self) -> None:
+        """Keep the token's own state."""
+        states = self.pathway.update(self.readings, self.state)
+        seconds = time.perf_counter() - self.started
+        self.attachment.report = SolverReport("sequential", 1, 1, 1, (), seconds)
+        if not states.is_cuda:
+            check_finite(states, None, self.past, self.pathway.remedy)
+        self.states.append_present(states.detach())
+        self.ran = True
+
+
+class Site:
+    """Stands in for the layer behind a site. Attributes are those of the layer."""
+
+    def __init__(self, step: Decoding, site: int, layer: Any) -> None:
+        self._step, self._site, self._layer = step, site, layer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def __call__(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self._layer(self._step.at(self._site, hidden), *args, **kwargs)
+
+
+class LastSite(Site):
+    """Stands in for the last layer, behind which is a site."""
+
+    def __call__(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        output = self._layer(hidden, *args, **kwargs)
+        if isinstance(output, tuple):
+            return self._step.at(self._site, output[0]), *output[1:]
+        return self._step.at(self._site, output)
