@@ -27,6 +27,11 @@ NOT_ALONE = (
 )
 
 
+# None of the classes of the library, so that whoever looks for one by an architecture, as TRL
+# does for a reference model, comes to AutoModelForCausalLM in place of the base model's.
+NO_CLASS = "UndertowForCausalLM"
+
+
 class UndertowConfig(PreTrainedConfig):
     """The config of a hosted model.
 
@@ -47,7 +52,7 @@ class UndertowConfig(PreTrainedConfig):
         held = {name: settings.pop(name, None) or {} for name in self.attached}
         if not isinstance(base, PreTrainedConfig):
             base, _ = read_base({"base": base, **settings})
-        self.__dict__.update(held, base=base)
+        self.__dict__.update(held, base=base, architectures=[NO_CLASS], auto_map={})
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

@@ -34,6 +34,7 @@ from undertow.host.learning import Observer, learn
 from undertow.host.offloading import bring_in
 from undertow.host.owners import Owners
 from undertow.host.stack import Stack, current_forward
+from undertow.host.trainers import check_trainer
 
 # Where a `forward` that stood in a module's own `__dict__` before ours is kept, such as one of
 # accelerate's; and the owners.
@@ -298,6 +299,8 @@ def start(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if not attachment.layouts:
         learn(attachment)  # by forwards of the model's own, which are given nothing
     check_given(attachment, inputs)
+    if torch.is_grad_enabled():
+        check_trainer(attachment)
     stack = recording_list(backbone, attachment)
     if (cache := one_more_token(attachment, inputs)) is not None:
         return Decoding(stack, attachment, inputs, cache)
