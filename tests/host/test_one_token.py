@@ -8,7 +8,16 @@ from unittest import mock
 import pytest
 import torch
 import zoo
-from helpers import CHANGED, PATHWAYS, ROUNDING, WITHOUT_SOFT_TOKENS, difference, hosted, tokens
+from helpers import (
+    CACHE,
+    CHANGED,
+    PATHWAYS,
+    ROUNDING,
+    WITHOUT_SOFT_TOKENS,
+    difference,
+    hosted,
+    tokens,
+)
 from transformers import DynamicCache
 
 import undertow
@@ -35,7 +44,7 @@ def decoded(model: Any, ids: torch.Tensor, mask: torch.Tensor, short: bool) -> l
             output = model(
                 input_ids=ids[:, start:stop],
                 attention_mask=mask[:, :stop],
-                past_key_values=cache,
+                **{CACHE: cache},
                 use_cache=True,
             )
             logits.append(output.logits[:, -1])
@@ -107,8 +116,8 @@ def went_short(model: Any, **changes: Any) -> bool:
     cache = DynamicCache(config=model.config)
     ids = tokens(2, 4)
     with torch.no_grad():
-        model(input_ids=ids[:, :3], past_key_values=cache, use_cache=True)
-    given = {"input_ids": ids[:, 3:], "past_key_values": cache, "use_cache": True} | changes
+        model(input_ids=ids[:, :3], **{CACHE: cache}, use_cache=True)
+    given = {"input_ids": ids[:, 3:], CACHE: cache, "use_cache": True} | changes
     with watched() as went:
         model(**given)
     return went.call_count == 1
@@ -136,10 +145,10 @@ def test_outputs_of_each_layer_are_the_same(pathway: str) -> None:
     for way in (one_more_token, never):
         cache = DynamicCache(config=model.config)
         with mock.patch.object(intercept, "one_more_token", way):
-            model(input_ids=tokens(2, 3), past_key_values=cache, use_cache=True)
+            model(input_ids=tokens(2, 3), **{CACHE: cache}, use_cache=True)
             output = model(
                 input_ids=tokens(2, 1),
-                past_key_values=cache,
+                **{CACHE: cache},
                 use_cache=True,
                 output_hidden_states=True,
                 output_attentions=True,
@@ -156,17 +165,13 @@ def test_a_token_that_is_no_number_is_told() -> None:
         model.model.layers[2].mlp.down_proj.weight.fill_(torch.nan)
     cache = DynamicCache(config=model.config)
     with torch.no_grad(), pytest.raises(DivergedError, match="token 0 in row 0"):
-        model(input_ids=tokens(1, 2), past_key_values=cache, use_cache=True)
+        model(input_ids=tokens(1, 2), **{CACHE: cache}, use_cache=True)
 
 
 def test_a_cache_of_another_recurrence_is_refused_and_left_as_it_was() -> None:
     cache = DynamicCache(config=hosted("llama", "t2mlr-middle").config)
     with torch.no_grad():
-        hosted("llama", "t2mlr-middle")(
-            input_ids=tokens(1, 3), past_key_values=cache, use_cache=True
-        )
+        hosted("llama", "t2mlr-middle")(input_ids=tokens(1, 3), **{CACHE: cache}, use_cache=True)
         with pytest.raises(DataError, match="this model's recurrence is"):
-            hosted("llama", "t2mlr-whole")(
-                input_ids=tokens(1, 1), past_key_values=cache, use_cache=True
-            )
+            hosted("llama", "t2mlr-whole")(input_ids=tokens(1, 1), **{CACHE: cache}, use_cache=True)
     assert cache.get_seq_length() == 3
