@@ -24,6 +24,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import distributed, nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
 
 
 def several_processes() -> bool:
@@ -33,6 +34,17 @@ def several_processes() -> bool:
         and distributed.is_initialized()
         and distributed.get_world_size() > 1
     )
+
+
+def same_everywhere(module: Any, beside: torch.Tensor) -> None:
+    """Give the processes that hold parts of one model (tensor parallelism) the same weights of a
+    module that each has whole and drew by itself; `beside` is one of the model's weights."""
+    if not isinstance(beside, DTensor):
+        return
+    mesh = beside.device_mesh
+    for dimension in range(mesh.ndim):
+        for parameter in module.parameters():
+            distributed.broadcast(parameter.data, group=mesh.get_group(dimension), group_src=0)
 
 
 class WithGradient(torch.autograd.Function):

@@ -12,6 +12,7 @@ from torch import nn
 from undertow.depth.forward import DepthReport
 from undertow.depth.handle import no_recurrence
 from undertow.depth.looped import Loop, Looped
+from undertow.distributed import same_everywhere
 from undertow.errors import ConfigError, shown
 from undertow.host.arguments import CallLayout
 from undertow.host.offloading import device_of
@@ -104,6 +105,9 @@ class Attachment(nn.Module):
                 contract.check_sites(pathway, len(stack))
         if pathway is not None and loop is not None:
             check_sites(pathway, loop.settings)
+        for made in (pathway, loop):
+            if made not in (None, self.pathway, self.loop):
+                same_everywhere(made, parameter)
         self.settings, self.pathway = settings, pathway
         self.loop = loop
         self.first_weight = find_first_weight(self)
