@@ -53,10 +53,10 @@ def work(rank: int, folder: str) -> None:
 
     # They fit one process's batch and not the other's, which both find out in the pass that gives
     # the output.
-    undertow.set_solver(model, Auto(between / 2, rollout_cost=UNBOUNDED))
+    undertow.set_solver(model, Auto(between / 3, rollout_cost=UNBOUNDED))
     plans = find_attachment(model).plans
     plans.by_length[32] = Plan(
-        SWEEPS, allowed=between / 2, tokens=32, forwards=4, next_measurement=100
+        SWEEPS, allowed=between / 3, tokens=32, forwards=4, next_measurement=100
     )
     model(input_ids=batches[rank], use_cache=False)
     report = undertow.report(model)

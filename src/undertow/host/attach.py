@@ -116,17 +116,13 @@ def set_solver(
 
     Args:
         solver: in training, wherever gradients are on.
-        prefill: without gradients: a prompt's prefill, or evaluation. Exact unless set here.
+        prefill: without gradients: a prompt's prefill, or evaluation. Exact unless set here;
+            `Auto(tolerance)` sweeps each prompt until its states have settled to that.
 
     Token-by-token generation, and whatever continues a cache, is exact whatever this says.
     """
     check_solver("solver", solver)
     check_solver("prefill", prefill)
-    if prefill is not None and prefill.adapts:
-        raise ConfigError(
-            f"{type(prefill).__name__} adapts while a model is trained; choose a fixed solver for "
-            "prefill, such as Scan"
-        )
     attachment = find_attachment(model)
     if solver is not None and solver != attachment.solver:
         attachment.plans = Plans()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import torch
 
 from undertow.errors import ConfigError
-from undertow.host.modes import Mode
+from undertow.host.modes import Mode, Streams
 from undertow.host.tokens import RowOrder
-from undertow.solvers.base import RecurrentBlock, Solution, Solver
+from undertow.solvers.base import RecurrentBlock, Solution, Solver, Swept
+
+# How often what states write is followed up the residual stream after each sweep.
+FOLLOWED = 1
 
 
 class HostedBlock(RecurrentBlock):
@@ -41,7 +45,11 @@ class HostedBlock(RecurrentBlock):
         return self.mode.of_tokens(start, stop).step(start, stop, state)
 
     def sweep(
-        self, received: torch.Tensor | None, plain: bool = False, last: bool = False
+        self,
+        received: torch.Tensor | None,
+        plain: bool = False,
+        last: bool = False,
+        streams: Streams | None = None,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         if received is not None:
             self._check_states(received, self.shape)
@@ -51,7 +59,7 @@ class HostedBlock(RecurrentBlock):
             if self.before is not None:  # what comes before is known: start from that
                 received = self.received_from(received)
         start, stop = self.origin, self.origin + self.tokens
-        return self.mode.of_tokens(start, stop).sweep(start, stop, received, last)
+        return self.mode.of_tokens(start, stop).sweep(start, stop, received, last, streams)
 
     def recent(self, before: torch.Tensor | None, states: torch.Tensor, start: int) -> torch.Tensor:
         if self.order is None and states.shape[1] >= self.lag:
@@ -76,7 +84,46 @@ class HostedBlock(RecurrentBlock):
         if not self.pathway.reads_residual:
             return None
         hidden = self.hidden[:, self.origin : self.origin + self.tokens]
-        return self.scan([self.pathway.read(site, hidden) for site in sorted(self.pathway.reads)])
+        states = self.scan([self.pathway.read(site, hidden) for site in sorted(self.pathway.reads)])
+        return self._followed(states, dict.fromkeys(self.pathway.sites, (hidden, hidden)))[0]
+
+    @torch.no_grad()
+    def swept(self, states: torch.Tensor | None, last: bool = False) -> Swept:
+        streams: Streams = {}
+        received = None if states is None else self.received_from(states)
+        output, readings = self.sweep(received, last=last, streams=streams)
+        new = self.scan(readings)
+        return Swept(output, new, functools.partial(self._followed, new, streams))
+
+    def _followed(
+        self, states: torch.Tensor, streams: Streams
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`states` and the block's output after what they write, in place of what was written when
+        the `streams` were noted, has gone up the residual stream, to which the layers add what they
+        added then.
+
+        No layer runs. What is exact stays exact: a token's own state changes with those before it
+        alone.
+        """
+        pathway = self.pathway
+        output = streams[pathway.stop_layer][1]
+        if not pathway.reads_residual:
+            return states, output
+        _, written = self.mode.rows.between(self.origin, self.origin + self.tokens)
+        for _ in range(FOLLOWED):
+            received, readings = self.received_from(states), []
+            change: torch.Tensor | None = None
+            for site in pathway.sites:
+                before, after = streams[site]
+                stream = before if change is None else before + change
+                if site in pathway.writes:
+                    added = pathway.write(site, stream, received)
+                    stream = stream + (added if written is None else written * added)
+                    change = stream - after
+                if site in pathway.reads:
+                    readings.append(pathway.read(site, stream))
+            states, output = self.scan(readings), stream
+        return states, output
 
     def update(self, readings: list[torch.Tensor], received: torch.Tensor) -> torch.Tensor:
         self._check_states(received, self.shape)

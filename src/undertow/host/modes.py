@@ -34,6 +34,8 @@ from undertow.host.stack import Recording
 from undertow.host.tokens import Rows
 from undertow.pathways.base import Pathway
 
+# The residual stream ``[B, n, D]`` at each read or written site, before and after what is written.
+Streams = dict[int, tuple[torch.Tensor, torch.Tensor]]
 # The block's output ``[B, n, D]``, and the new states ``[B, n, W]`` or the readings.
 Stepped = tuple[torch.Tensor, torch.Tensor]
 Swept = tuple[torch.Tensor, list[torch.Tensor]]
@@ -45,17 +47,21 @@ def run_sites(
     received: torch.Tensor | None,
     written: torch.Tensor | None,
     run: RunLayer,
+    streams: Streams | None = None,
 ) -> Swept:
     """`hidden` ``[B, n, D]`` through the recurrent block, site by site: write, read, run a layer.
 
     What the tokens `received` ``[B, n, W]``, if anything, counts where `written` ``[B, n, 1]`` says
-    so; None for everywhere.
+    so; None for everywhere. What passes the sites is noted in `streams`, if given.
     """
     readings = []
     for site in range(pathway.first_layer, pathway.stop_layer + 1):
+        before = hidden
         if site in pathway.writes and received is not None:
             added = pathway.write(site, hidden, received)
             hidden = hidden + (added if written is None else written * added)
+        if streams is not None and site in pathway.sites:
+            streams[site] = before, hidden
         if site in pathway.reads:
             readings.append(pathway.read(site, hidden))
         if site < pathway.stop_layer:
@@ -95,9 +101,15 @@ class Mode(ABC):
 
     @abstractmethod
     def sweep(
-        self, start: int, stop: int, received: torch.Tensor | None, last: bool = False
+        self,
+        start: int,
+        stop: int,
+        received: torch.Tensor | None,
+        last: bool = False,
+        streams: Streams | None = None,
     ) -> Swept:
-        """Tokens that receive the states ``[B, n, W]``, if any; the `last` gives the output."""
+        """Tokens that receive the states ``[B, n, W]``, if any; the `last` gives the output. What
+        passes the sites is noted in `streams`, if given."""
 
     def finish(self) -> None:  # noqa: B027
         """Leave the model's cache filled, and let go of the graph."""
@@ -212,10 +224,36 @@ class WholeSequence(Mode):
         return self.group(start, stop, self.hidden, state, self.layers(last=True))
 
     def sweep(
-        self, start: int, stop: int, received: torch.Tensor | None, last: bool = False
+        self,
+        start: int,
+        stop: int,
+        received: torch.Tensor | None,
+        last: bool = False,
+        streams: Streams | None = None,
     ) -> Swept:
         _, written = self.rows.between(start, stop)
-        return run_sites(self.pathway, self.hidden, received, written, self.layers(last))
+        if last and self.unfilled and not torch.is_grad_enabled():
+            # Of several such passes the latest gives the output, and the keys and values.
+            if self.loop is not None:
+                return self.rollout.sweep(start, stop, received, last, streams)
+            with self.rollout.keys_and_values.group(0, None):
+                run = self.kept
+                return run_sites(self.pathway, self.hidden, received, written, run, streams)
+        run = self.layers(last)
+        return run_sites(self.pathway, self.hidden, received, written, run, streams)
+
+    @cached_property
+    def kept(self) -> RunLayer:
+        """The layers, whose keys and values are kept until a later pass makes others."""
+        own, recording = self.rollout.keys_and_values, self.recording
+        calls: dict[int, Call] = {}
+        done: dict[int, Call] = {}
+        for layer, call in self.calls_without_cache.items():
+            path = self.attachment.layouts[layer].cache
+            if id(call[1]) not in done:
+                done[id(call[1])] = call if path is None else changed(call, {path: own})
+            calls[layer] = done[id(call[1])]
+        return lambda layer, hidden: run_plain(recording, layer, hidden, calls[layer])
 
     def layers(self, last: bool) -> RunLayer:
         """The layers, called as the backbone called them; with its cache, if any, in the first pass
@@ -281,13 +319,18 @@ class Rollout(Mode):
             return output, states, slot.chain if learning else chain
 
     def sweep(
-        self, start: int, stop: int, received: torch.Tensor | None, last: bool = False
+        self,
+        start: int,
+        stop: int,
+        received: torch.Tensor | None,
+        last: bool = False,
+        streams: Streams | None = None,
     ) -> Swept:
         _, written = self.rows.between(start, stop)
         hidden, run = self.hidden[:, start:stop], self.layers(start, stop)
         chain = self.chain if torch.is_grad_enabled() else None
         with self.keys_and_values.group(start, chain) as slot:
-            swept = run_sites(self.pathway, hidden, received, written, run)
+            swept = run_sites(self.pathway, hidden, received, written, run, streams)
             self.chain = self.chain if slot.chain is None else slot.chain
         return swept
 
@@ -326,12 +369,17 @@ class Continuation(Mode):
         return self.group(start, stop, self.hidden[:, start:stop], state, self.layers(start, stop))
 
     def sweep(
-        self, start: int, stop: int, received: torch.Tensor | None, last: bool = False
+        self,
+        start: int,
+        stop: int,
+        received: torch.Tensor | None,
+        last: bool = False,
+        streams: Streams | None = None,
     ) -> Swept:
         """All tokens, and once: each run of a layer is kept in the cache."""
         _, written = self.rows.between(start, stop)
         run = self.on_all(self.recording.run)
-        return run_sites(self.pathway, self.hidden, received, written, run)
+        return run_sites(self.pathway, self.hidden, received, written, run, streams)
 
     @cached_property
     def first_keys(self) -> dict[int, int]:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import time
 import warnings
+from itertools import pairwise
 from typing import Annotated, ClassVar
 
 import torch
@@ -20,16 +21,25 @@ from undertow.solvers.base import Plan, Plans, RecurrentBlock, Solution, Solver
 from undertow.solvers.gradients import Adjoint, Gradient
 from undertow.solvers.sequential import roll_out
 
-# How much of the error after one sweep may be left. A recurrence that is coming into use is at
-# first a small part of the states, and a model cannot learn to follow a chain whose sweeps are
-# wrong by as much as that part.
-CHAIN = 0.1
+# Sweeps are enough once the error is within the tolerance and so many more shrink it, each to this
+# share. A recurrence that is coming into use is at first a small part of the states, and a model
+# cannot learn to follow a chain whose sweeps are wrong by as much as that part: what is left of
+# such a chain after one sweep is left after the next.
+SETTLED = 2
+SHRINKING = 0.3
+LEAST = 1e-4  # an error below which nothing is told of a chain
+# A plan is steady if it took as many sweeps the time before, with an error that grew by no more
+# than this; steady plans are measured up to so many times as rarely.
+GROWN = 1.5
+RAREST = 8
+# The most passes over a prompt before it is rolled out.
+MOST_PASSES = 16
 # The most products that a measured gradient takes; what the fifth would add is small even where
 # gates are wide open.
 MOST_PRODUCTS = 4
-# One more sweep changes the states of a fitting plan by less than about the error allowed; batches
-# differ somewhat.
-OUTGROWN = 2.0
+# One more sweep changes the states of a fitting plan by about the error allowed; batches differ
+# somewhat.
+OUTGROWN = 3.0
 
 
 @register
@@ -37,18 +47,19 @@ class Auto(Solver):
     """States found without a graph, by a few scans or by the rollout, whichever is cheaper; then a
     short adjoint.
 
-    A model learns to follow a chain of states only as far as its solver follows it. Text needs two
-    or three sweeps, a running product needs the rollout, and which it is shows only while the model
+    A model learns to follow a chain of states only as far as its solver follows it. Text needs one
+    or two sweeps, a running product needs the rollout, and which it is shows only while the model
     learns. So from time to time both run on the same batch, and the sweeps until the next such
     measurement are as many as brought the states within `tolerance` of the exact ones, or the
     rollout itself if that many sweeps would cost more. Sequences of other lengths need other
     numbers, so each power of two has a plan of its own.
 
-    Where the recurrence is a small part of the states, a tenth of the error that one sweep leaves
-    is allowed, down to the square of the tolerance and what rounding leaves. Between measurements
-    the pass that gives the output tells for nothing how much one more sweep changes the states:
-    where that is more than twice the error allowed, the model has outgrown its plan, and the next
-    forward is measured.
+    A recurrence that is coming into use is at first a small part of the states. So sweeps count as
+    enough only where two more shrink the error on and on, as those of a chain do
+    not. Between measurements the pass that gives the output tells for nothing how
+    much one more sweep changes the states: where that is more than three times the tolerance, the
+    model has outgrown its plan, and the next forward is measured. A plan that stays the same is
+    measured more and more rarely.
 
     The gradient is planned alike: where the states are measured, so is how many products of the
     adjoint it takes until one more would change it by less than its tolerance. That is one while
@@ -60,14 +71,15 @@ class Auto(Solver):
     kind: ClassVar[str] = "auto"
     adapts: ClassVar[bool] = True
 
-    tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Largest relative error of the states that tokens receive, against the exact rollout."""
     every: PositiveInt = 32
-    """Forwards between two measurements; the first come sooner, after 1, 2, 4, 8, ... forwards."""
+    """Forwards between two measurements; the first come sooner, after 1, 2, 4, 8, ... forwards, and
+    those of a plan that stays the same up to eight times as late."""
     gradient: Gradient = Adjoint(tolerance=0.1)
     """One pass with a graph at the solution, and its vector-Jacobian products: adjoint(n) takes n,
-    adjoint(tolerance) as many, up to four, as it took when last measured; where four are too few, a
-    warning says so once."""
+    adjoint(tolerance) as many, up to four, as it took when last measured; where four are too few,
+    it is the full gradient of the rollout, and a warning says so once."""
     rollout_cost: Annotated[float, Field(ge=1)] | None = None
     """How many sweeps may run in place of one rollout; their times are compared if left out, so
     that runs with the same seed may then differ within the tolerance."""
@@ -83,9 +95,13 @@ class Auto(Solver):
         tokens = int(largest(block.tokens, block.on_cuda))
         if tokens <= block.lag:  # one group, and so one step, is exact
             return roll_out(block)
+        if not torch.is_grad_enabled():
+            return self.read(block)
         plan = block.plans.plan(tokens)
         plan.forwards += 1
         measured = plan.forwards >= plan.next_measurement or tokens > plan.tokens
+        if plan.capped and not measured:  # no few products reach as far as its gradient
+            return roll_out(block)
         with torch.no_grad():
             if measured:
                 states = self.measure(block, plan, tokens)
@@ -105,6 +121,36 @@ class Auto(Solver):
         return dataclasses.replace(
             solution, exact_prefix=exact, sweeps=plan.sweeps, residuals=(change,)
         )
+
+    def read(self, block: RecurrentBlock) -> Solution:
+        """The solution without gradients, for a prompt: that of the first pass after which, by how
+        much it changed and how changes shrink, the states that tokens receive and the last ones are
+        within the tolerance in each row; exact where the passes do not come to that.
+
+        Nothing is kept from one prompt to the next.
+        """
+        most = min(MOST_PASSES, -(-block.tokens // block.lag) // 2)
+        states = block.initial_states()
+        residuals: list[torch.Tensor] = []
+        before = 0.0
+        for done in range(1, most + 1):
+            found = block.swept(states, last=True)
+            new, output = found.followed()
+            if states is not None:
+                residuals.append(largest_change(block, new, states))
+                change = largest(float(residuals[-1]), block.on_cuda)
+                if 0 < before <= change:  # they do not settle
+                    break
+                rate = change / before if before else 0.5
+                left = change * rate / (1 - rate)
+                if left <= self.tolerance:
+                    exact, given = min(block.tokens, done * block.lag), block.received_from(states)
+                    return Solution(output, new, exact, done - 1, tuple(residuals), given)
+                if before and left * rate ** (most - done) > self.tolerance:
+                    break
+                before = change
+            states = new
+        return roll_out(block)
 
     def last_pass(
         self, block: RecurrentBlock, states: torch.Tensor, plan: Plan, measured: bool
@@ -129,9 +175,9 @@ class Auto(Solver):
         if capped and not any(each.capped for each in plans.by_length.values()):
             warnings.warn(
                 f"auto's gradient still changed by more than its tolerance, {self.gradient}, after "
-                f"{MOST_PRODUCTS} products, the most that it takes: it does not reach back to all "
-                'the states that matter here. Choose Auto(gradient="adjoint(n)") with a larger n, '
-                "or Sequential() for the full gradient",
+                f"{MOST_PRODUCTS} products, the most that it takes; so it rolls out with the full "
+                "gradient until fewer are enough. Where its states grow without bound, lower the "
+                'learning rate; for less cost choose Auto(gradient="adjoint(n)")',
                 stacklevel=2,
             )
         plan.products, plan.capped = products, capped
@@ -147,37 +193,61 @@ class Auto(Solver):
         rollout = clock(block) - started
         received = block.received_from(exact)
         size = received.norm().clamp_min(torch.finfo(received.dtype).tiny)
-        plan.sweeps, plan.tokens = None, tokens
-        plan.next_measurement = plan.forwards + min(self.every, plan.forwards)
+        earlier, plan.sweeps, plan.tokens = (plan.sweeps, plan.gap), None, tokens
+        plan.allowed = self.tolerance
         started = clock(block)
         states = block.initial_states()
-        for done in range(
-            1, -(-tokens // block.lag)
-        ):  # as many sweeps as groups are exact, and dearer
+        gaps: list[float] = []
+        cost = self.rollout_cost or 1.0
+        for done in range(1, -(-tokens // block.lag)):  # as many as groups are exact, and dearer
             states = sweep(block, states)
-            plan.gap = largest(
-                float((block.received_from(states) - received).norm() / size), block.on_cuda
-            )
-            if done == 1:
-                plan.allowed = min(
-                    self.tolerance, max(self.tolerance**2, CHAIN * plan.gap, rounding(received))
-                )
-            if plan.gap <= plan.allowed:
-                plan.sweeps = done
-                break
+            off = (block.received_from(states) - received).norm() / size
+            gaps.append(largest(float(off), block.on_cuda))
             if self.rollout_cost is None:
-                taken = largest((clock(block) - started) / rollout, block.on_cuda)
-            else:
-                taken = done / self.rollout_cost
-            if taken * (done + 1) / done > 1:  # one more would cost more than the rollout
+                taken = (clock(block) - started) / rollout
+                cost = done / largest(taken, block.on_cuda)
+            enough = self.enough(gaps, rounding(received))
+            if enough is not None or done + 1 > cost + SETTLED:
+                plan.sweeps = enough if enough is not None and enough <= cost else None
                 break
+        plan.gap = gaps[(plan.sweeps or max(1, min(len(gaps), int(cost)))) - 1]
+        steady = plan.sweeps == earlier[0] and plan.gap <= max(GROWN * earlier[1], LEAST)
+        soonest = min(self.every, plan.forwards)
+        plan.interval = min(max(2 * plan.interval, soonest), RAREST * self.every)
+        plan.interval = plan.interval if steady else soonest
+        plan.next_measurement = plan.forwards + plan.interval
         return exact
+
+    def enough(self, gaps: list[float], rounding: float) -> int | None:
+        """How many sweeps are enough, by the errors after each so far; None for more than were
+        tried."""
+        least = min(self.tolerance, max(LEAST, rounding))
+        for sweeps, gap in enumerate(gaps, 1):
+            after = [gap, *gaps[sweeps : sweeps + SETTLED]]
+            settling = len(after) > SETTLED or after[-1] <= least
+            shrunk = all(b <= max(SHRINKING * a, least) for a, b in pairwise(after))
+            if gap <= least or (gap <= self.tolerance and settling and shrunk):
+                return sweeps
+        return None
 
 
 def sweep(block: RecurrentBlock, states: torch.Tensor | None) -> torch.Tensor:
-    """The states after one more sweep and the scan along time."""
-    _, readings = block.sweep(None if states is None else block.received_from(states))
-    return block.scan(readings)
+    """The states after one more sweep, followed up the residual stream."""
+    states, _ = block.swept(states).followed()
+    return states
+
+
+def largest_change(block: RecurrentBlock, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """The largest relative change, of any row, of the states that tokens receive and of those that
+    the next ones will."""
+    changes = []
+    for after, before in (
+        (block.received_from(new), block.received_from(old)),
+        (block.recent(block.before, new, 0), block.recent(block.before, old, 0)),
+    ):
+        size = after.flatten(1).norm(dim=1).clamp_min(torch.finfo(after.dtype).tiny)
+        changes.append(((after - before).flatten(1).norm(dim=1) / size).amax())
+    return torch.stack(changes).amax()
 
 
 def rounding(states: torch.Tensor) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -74,17 +74,35 @@ class Solution:
         return SolverReport(solver, tokens, self.sweeps, self.exact_prefix, self.residuals, seconds)
 
 
+class Swept(NamedTuple):
+    """What one sweep without a graph gave.
+
+    Attributes:
+        output: the block's output ``[B, T, D]``.
+        states: the new states ``[B, T, W]``.
+        followed: gives states and output after what the states write has been followed up the
+            residual stream to where it is read, the layers adding to that what they added in the
+            sweep. No layer runs for it, and the part of the recurrence that goes through no layer
+            converges by itself.
+    """
+
+    output: torch.Tensor
+    states: torch.Tensor
+    followed: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+
+
 @dataclass
 class Plan:
     """How `Auto` finds the states of sequences of some length, and when it measures again.
 
     Attributes:
         sweeps: how many; None where the rollout is cheaper than as many as it takes.
-        gap: the relative error of the states after the last measured sweep.
+        gap: the relative error of the states after these sweeps, or as many as a rollout costs.
         allowed: the relative error that was allowed.
         tokens: the length that was measured; longer sequences may need more.
         forwards: how many forwards went by.
-        next_measurement: the forward to measure in.
+        interval: how many forwards after the last measurement the next one comes.
+        next_measurement: the forward to measure in; sooner where the plan is outgrown.
         products: how many vector-Jacobian products the gradient took when it was measured; None
             before.
         capped: whether these were the most that there may be, and one more would have changed it by
@@ -96,6 +114,7 @@ class Plan:
     allowed: float = 0.0
     tokens: int = 0
     forwards: int = 0
+    interval: int = 1
     next_measurement: int = 1
     products: int | None = None
     capped: bool = False
@@ -183,6 +202,11 @@ class RecurrentBlock(ABC):
         """States ``[B, T, W]`` guessed without running a layer, as if none added anything; None
         where that is no guess."""
 
+    @abstractmethod
+    def swept(self, states: torch.Tensor | None, last: bool = False) -> Swept:
+        """One more sweep from `states` ``[B, T, W]``, and `update` solved along time, without a
+        graph. Any number of sweeps may be the `last`: the latest gives the output."""
+
     def guess(self, readings: list[torch.Tensor]) -> torch.Tensor:
         """The states that Jacobi iterations start from, of the readings of a plain sweep."""
         return self.pathway.guess(readings)
@@ -211,7 +235,7 @@ class Solver(ABC):
 
     Attributes:
         exact: whether its states are always the rollout's, so that no gap need be watched.
-        adapts: whether it measures in training how to go on, so that it is no use elsewhere.
+        adapts: whether it measures in training, by itself, how far it is from the rollout.
     """
 
     kind: ClassVar[str]
