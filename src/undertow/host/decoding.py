@@ -21,10 +21,14 @@ from undertow.finite import check_finite
 from undertow.host.attachment import Attachment
 from undertow.host.forward import Forward
 from undertow.host.given import ARGUMENTS
-from undertow.host.state import StateLayer, state_layer
+from undertow.host.state import StateLayer, StaticStates, check_type, state_layer
 from undertow.solvers import SolverReport
 
 ASKED = frozenset(ARGUMENTS)
+PADDED = (
+    "a compiled step is given padding for a new token, which it cannot leave out; decode that one "
+    "without torch.compile"
+)
 
 
 def one_more_token(attachment: Attachment, inputs: dict[str, Any]) -> Cache | None:
@@ -39,20 +43,33 @@ def one_more_token(attachment: Attachment, inputs: dict[str, Any]) -> Cache | No
         or given is None
         or given.shape[1] != 1
         or torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
         or not ASKED.isdisjoint(inputs)
     ):
         return None
     cache = next((value for value in inputs.values() if isinstance(value, Cache)), None)
-    if cache is None or not isinstance(cache.layers[-1] if cache.layers else None, StateLayer):
+    states = cache.layers[-1] if cache is not None and cache.layers else None
+    mask, compiling = inputs.get("attention_mask"), torch.compiler.is_compiling()
+    if isinstance(states, StaticStates):
+        masks = masks_of(mask)
+        if states.gaps or not all(isinstance(each, torch.Tensor) for each in masks):
+            return None
+        if not compiling and (states.seen == 0 or not bool(states.real(masks).all())):
+            return None
+        return cache
+    if cache is None or compiling or not isinstance(states, StateLayer):
         return None
-    mask = inputs.get("attention_mask")
     past = int(cache.get_seq_length())
     if past == 0 or not (mask is None or (isinstance(mask, torch.Tensor) and mask.ndim == 2)):
         return None
     if mask is not None and not mask[:, past : past + 1].all():  # the token is padding
         return None
     return cache
+
+
+def masks_of(given: Any) -> list[Any]:
+    """The masks that a backbone was given: one, or one for each kind of its layers."""
+    masks = list(given.values()) if isinstance(given, dict) else [given]
+    return [mask for mask in masks if mask is not None]
 
 
 class Decoding(Forward):
@@ -70,9 +87,10 @@ class Decoding(Forward):
         if _active_collector.get():  # what is asked for of each layer is the base model's
             return super().stand_ins(layers)
         self.layers = len(layers)
-        pathway, found = self.pathway, list[Any](layers)
+        pathway = self.pathway
+        found: list[Any] = [*layers]
         found[0] = Site(self, 0, layers[0])
-        for site in pathway.sites:
+        for site in (*pathway.writes, *pathway.reads):
             if site < len(layers):
                 found[site] = Site(self, site, layers[site])
         if pathway.stop_layer == len(layers):
@@ -81,31 +99,43 @@ class Decoding(Forward):
 
     def begin(self, hidden: torch.Tensor) -> None:
         """Look up what the token receives, before any layer's cache has it."""
-        pathway, settings = self.pathway, self.attachment.settings
-        self.past = int(self.cache.get_seq_length())
-        self.states = state_layer(
-            self.cache, self.layers, settings, pathway.lag, computing_type(hidden)
-        )
-        recent = self.states.recent()
-        assert recent is not None
-        states, known = recent
-        if hidden.is_cuda:  # as in `Forward.in_time`
-            held = None if known is None else known[..., 0].bool()
-            check_finite(states, held, self.past - pathway.lag, pathway.remedy)
+        pathway, last = self.pathway, self.cache.layers[-1]
+        known: torch.Tensor | None
+        self.compiling = torch.compiler.is_compiling()
+        if self.compiling:  # what is traced may hold no decision
+            assert isinstance(last, StateLayer)
+            self.states, self.past = last, 0
+            check_type(last, computing_type(hidden))
+        else:
+            self.past, settings = int(self.cache.get_seq_length()), self.attachment.settings
+            self.states = state_layer(
+                self.cache, self.layers, settings, pathway.lag, computing_type(hidden)
+            )
+        if isinstance(self.states, StaticStates):
+            states, known = self.states.next()
+            if self.compiling:  # which could not go the other way
+                real = self.states.real(masks_of(self.inputs.get("attention_mask")))
+                torch._assert_async(real.all(), PADDED)
+        else:
+            recent = self.states.recent()
+            assert recent is not None
+            states, known = recent
+            if hidden.is_cuda:  # as in `Forward.in_time`
+                held = None if known is None else known[..., 0].bool()
+                check_finite(states, held, self.past - pathway.lag, pathway.remedy)
         receiving = None if known is None else known[:, :1].to(hidden.dtype)
         state = states[:, :1]
         self.state = state if receiving is None else state * receiving
         self.written = None if pathway.writes_without_state else receiving
-        self.started = time.perf_counter()
+        self.started = 0.0 if self.compiling else time.perf_counter()
 
     def at(self, site: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Write and read at a site, as `modes.run_sites` does."""
-        pathway = self.pathway
+        """What is written and read at a site, as in `modes.run_sites`."""
         if site == 0:
             self.begin(hidden)
+        pathway = self.pathway
         if site in pathway.writes:
-            added = pathway.write(site, hidden, self.state)
-            hidden = hidden + (added if self.written is None else self.written * added)
+            hidden = pathway.written(site, hidden, self.state, self.written)
         if site in pathway.reads:
             self.readings.append(pathway.read(site, hidden))
         if site == pathway.stop_layer:
@@ -114,12 +144,13 @@ class Decoding(Forward):
 
     def end(self) -> None:
         """Keep the token's own state."""
-        states = self.pathway.update(self.readings, self.state)
-        seconds = time.perf_counter() - self.started
-        self.attachment.report = SolverReport("sequential", 1, 1, 1, (), seconds)
-        if not states.is_cuda:
-            check_finite(states, None, self.past, self.pathway.remedy)
-        self.states.append_present(states.detach())
+        state = self.pathway.update(self.readings, self.state)
+        if not self.compiling:
+            seconds = time.perf_counter() - self.started
+            vars(self.attachment)["report"] = SolverReport("sequential", 1, 1, 1, (), seconds)
+            if not state.is_cuda:
+                check_finite(state, None, self.past, self.pathway.remedy)
+        self.states.add(state)
         self.ran = True
 
 

@@ -1,7 +1,7 @@
 """What surrounds a hosted forward: the arguments that are the recurrence's own, and the layer list
 that records.
 
-Both are context variables that are set for one call and reset by their token in `finally`, so that
+Both hold in a context that is set for one call and reset by their token in `finally`, so that
 nothing that a call was given reaches another, whatever interrupts it, runs inside it or beside it.
 
 The `forward` of the model and of its backbone are methods of the instance, as hooks do not see a
@@ -15,7 +15,6 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -27,6 +26,7 @@ from transformers.cache_utils import Cache
 
 from undertow.errors import ConfigError, DataError, UnsupportedArchitectureError
 from undertow.host.attachment import ATTACHMENT, Attachment, in_use
+from undertow.host.context import CallContext
 from undertow.host.decoding import Decoding, one_more_token
 from undertow.host.forward import Forward
 from undertow.host.given import ARGUMENTS, _validate_model_kwargs, check_given, check_names
@@ -100,7 +100,7 @@ class Given:
     taken: bool = False
 
 
-given: ContextVar[Given | None] = ContextVar("undertow_arguments", default=None)
+given: CallContext[Given] = CallContext("undertow_arguments")
 
 
 def install(owners: Owners) -> None:
@@ -310,7 +310,7 @@ def start(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def recording_list(backbone: nn.Module, attachment: Attachment) -> Stack:
     """The backbone's list of layers, which may have been rebuilt, as `compile_regions` does, around
     as many layers."""
-    stack = getattr(backbone, attachment.stack_name, None)
+    stack: Any = backbone._modules.get(attachment.stack_name)
     if type(stack) is nn.ModuleList:
         stack.__class__ = Stack
     if not isinstance(stack, Stack) or len(stack) != len(attachment.layouts):

@@ -58,8 +58,7 @@ def run_sites(
     for site in range(pathway.first_layer, pathway.stop_layer + 1):
         before = hidden
         if site in pathway.writes and received is not None:
-            added = pathway.write(site, hidden, received)
-            hidden = hidden + (added if written is None else written * added)
+            hidden = pathway.written(site, hidden, received, written)
         if streams is not None and site in pathway.sites:
             streams[site] = before, hidden
         if site in pathway.reads:

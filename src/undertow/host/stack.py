@@ -10,7 +10,6 @@ recurrence asks for. Outside a hosted forward the list is an ordinary `ModuleLis
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +19,7 @@ from torch import nn
 from undertow.errors import UnsupportedArchitectureError
 from undertow.host.arguments import Call
 from undertow.host.collecting import Collected
+from undertow.host.context import CallContext
 
 
 @dataclass
@@ -99,9 +99,8 @@ class RecordedForward(HostedForward, Protocol):
     def run(self, recording: Recording) -> torch.Tensor: ...
 
 
-# The hosted forward that runs in this context. A context variable, so that threads and nested
-# forwards stay apart.
-current_forward: ContextVar[HostedForward | None] = ContextVar("undertow_forward", default=None)
+# The hosted forward that runs in this context, so that threads and nested forwards stay apart.
+current_forward: CallContext[HostedForward] = CallContext("undertow_forward")
 
 
 @dataclass

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache
 
 from undertow.depth.cache_layers import Ledger, Rows
 from undertow.errors import DataError
+from undertow.host.arguments import visible
 from undertow.host.tokens import Rows as TokenRows
 from undertow.host.tokens import last_real
 
@@ -33,12 +34,14 @@ class StateLayer(Rows):
     `keys` holds the states ``[B, 1, room, W]`` and `values` what is known of each token, ``[B, 1,
     room, 1]``: padding has no state, nor has a token without recurrence. The names are those that
     every operation on a cache layer expects; only the first `seen` tokens count, and the room
-    behind them grows by steps.
+    behind them grows by steps. What is known of that room is that its tokens will be present, so
+    that a plain token writes its state alone.
 
     Attributes:
         recurrence: the settings of the recurrence that the states are of.
         computed_in: the type that the layers computed in.
         gaps: whether padding may stand between a row's tokens.
+        plain_from: the first token from which on every row's tokens have states.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class StateLayer(Rows):
         self.is_compileable = (
             is_compileable  # as the other layers: it decides how a static cache is masked
         )
-        self.all_present, self.gaps = True, False
+        self.gaps, self.plain_from = False, 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.device = key_states.device
@@ -62,11 +65,12 @@ class StateLayer(Rows):
         ``[B, lag, 1]``."""
         if not self.is_initialized or self.seen == 0:
             return None
-        if self.all_present and not self.gaps and self.seen >= self.lag:
-            states = self.keys[:, 0, self.seen - self.lag : self.seen]
+        start = self.seen - self.lag
+        if self.all_there(start):
+            states = self.keys[:, 0, start : self.seen]
             # A graph may keep it, and the room is written to.
             return states.clone() if torch.is_grad_enabled() else states, None
-        start = 0 if self.gaps else max(self.seen - self.lag, 0)
+        start = 0 if self.gaps else max(start, 0)
         states, known = self.keys[:, 0, start : self.seen], self.values[:, 0, start : self.seen]
         missing = self.lag - states.shape[1]
         if missing > 0:
@@ -76,8 +80,12 @@ class StateLayer(Rows):
             real = known[..., 0] != PADDING
             states, known = last_real(states, real, self.lag), last_real(known, real, self.lag)
         elif torch.is_grad_enabled():
-            states = states.clone()  # a graph may keep it, and the room is written to
-        return states, None if self.all_present and missing <= 0 else known == PRESENT
+            states = states.clone()
+        return states, known == PRESENT
+
+    def all_there(self, start: int) -> bool:
+        """Whether every row's tokens from `start` on surely have states."""
+        return start >= self.plain_from
 
     def since_real(self) -> torch.Tensor | None:
         """How many tokens back each row's last one is that is no padding, ``[B, 1]``; None where
@@ -91,7 +99,6 @@ class StateLayer(Rows):
     def append(self, states: torch.Tensor, rows: TokenRows) -> None:
         """Take in the states ``[B, T, W]`` of one whole forward over `rows`."""
         real, active = rows.real, rows.active
-        self.all_present = self.all_present and active is None
         self.gaps = (
             self.gaps
             or rows.order is not None
@@ -100,43 +107,120 @@ class StateLayer(Rows):
         known = states.new_full((*states.shape[:2], 1), PRESENT)
         if active is not None:
             known.masked_fill_(~active[..., None], STATELESS)
+            missing = (~active).any(dim=0).nonzero()
+            self.plain_from = self.seen + int(missing.max()) + 1
         if real is not None:
             known.masked_fill_(~real[..., None], PADDING)
         self.update(states[:, None], known[:, None])
 
-    def append_present(self, states: torch.Tensor) -> None:
-        """Take in the states ``[B, T, W]`` of tokens that all have one."""
-        self.update(states[:, None], states.new_full((len(states), 1, states.shape[1], 1), PRESENT))
+    def add(self, state: torch.Tensor) -> None:
+        """Take in the state ``[B, 1, W]`` of one token, which every row has."""
+        seen = self.seen
+        if seen == self.keys.shape[-2]:
+            self._grow(seen + 1)
+        self.keys[:, 0, seen] = state[:, 0]
+        self.seen = seen + 1
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        stop = self.seen + key_states.shape[-2]
+        start, stop = self.seen, self.seen + key_states.shape[-2]
         if stop > self.keys.shape[-2]:
-            # As much as there is to hold at first, then a quarter more at a time, so that little is
-            # copied for each token.
-            room = stop if self.seen == 0 else stop + stop // 4 + FIRST_ROOM
-            self.keys, self.values = (
-                self._with_room(self.keys, room),
-                self._with_room(self.values, room),
-            )
-        self.keys[:, :, self.seen : stop], self.values[:, :, self.seen : stop] = (
-            key_states,
-            value_states,
-        )
+            self._grow(stop)
+        self.keys[:, :, start:stop], self.values[:, :, start:stop] = key_states, value_states
         self.seen = stop
         return self.keys, self.values
 
-    def _with_room(self, old: torch.Tensor, room: int) -> torch.Tensor:
-        new = old.new_zeros(*old.shape[:2], room, old.shape[-1])
+    def _grow(self, stop: int) -> None:
+        """Room for `stop` tokens: as much as there is to hold at first, then a quarter more at a
+        time, so that little is copied for each token."""
+        room = stop if self.seen == 0 else stop + stop // 4 + FIRST_ROOM
+        self.keys = self._with_room(self.keys, room, 0.0)
+        self.values = self._with_room(self.values, room, PRESENT)
+
+    def _with_room(self, old: torch.Tensor, room: int, filling: float) -> torch.Tensor:
+        new = old.new_full((*old.shape[:2], room, old.shape[-1]), filling)
         new[:, :, : self.seen] = old[:, :, : self.seen]
         return new
 
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        if self.plain_from > self.seen:  # the room may hold what was said of tokens that are gone
+            self.plain_from = self.seen
+            self.keys, self.values = self.keys[:, :, : self.seen], self.values[:, :, : self.seen]
+
     def reset(self) -> None:
         super().reset()
-        self.all_present, self.gaps = True, False
+        self.gaps, self.plain_from = False, 0
+
+
+class StaticStates(StateLayer):
+    """The states of every token of each row, beside a static cache: buffers of one size, and the
+    number of tokens on their device, so that a step that is compiled holds no number.
+
+    Attributes:
+        count: how many tokens there are.
+    """
+
+    def __init__(self, recurrence: Any, lag: int, computed_in: torch.dtype, room: int) -> None:
+        with torch.inference_mode(False):  # a call outside of it may change it
+            self.count = torch.zeros((), dtype=torch.long)
+        super().__init__(recurrence, lag, computed_in, is_compileable=True)
+        self.room = room
+
+    @property
+    def seen(self) -> int:
+        return int(self.count)
+
+    @seen.setter
+    def seen(self, tokens: int) -> None:
+        self.count.fill_(tokens)
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.device, rows = key_states.device, key_states.shape[0]
+        self.keys = key_states.new_zeros(rows, 1, self.room, key_states.shape[-1])
+        self.values = value_states.new_full((rows, 1, self.room, 1), PRESENT)
+        self.count = self.count.to(self.device)
+        self.is_initialized = True
+        if not torch.compiler.is_compiling():  # as the library does with a static cache's
+            for buffer in (self.keys, self.values, self.count):
+                torch._dynamo.mark_static_address(buffer)
+
+    def all_there(self, start: int) -> bool:
+        return False  # a compiled step does not say
+
+    def next(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The state that each row's next token receives ``[B, 1, W]``, and whether there is one
+        ``[B, 1, 1]``."""
+        place = (self.count - self.lag).clamp(min=0).view(1)
+        known = self.values[:, 0].index_select(1, place)
+        present = (known == PRESENT) & (self.count >= self.lag)
+        return self.keys[:, 0].index_select(1, place), present
+
+    def real(self, masks: list[torch.Tensor]) -> torch.Tensor:
+        """In which rows the next token is no padding, by what its layers attend to: it does not to
+        itself."""
+        if not masks:
+            return self.count.new_ones(1, dtype=torch.bool)
+        widest = masks[0]  # a layer with a sliding window does not see all that others do
+        for mask in masks:
+            widest = mask if mask.shape[-1] > widest.shape[-1] else widest
+        place = self.count.clamp(max=widest.shape[-1] - 1).view(1)
+        if widest.ndim == 2:
+            return widest.index_select(1, place).bool()
+        return visible(widest)[:, 0, -1:].index_select(2, place)
+
+    def add(self, state: torch.Tensor) -> None:
+        place = self.count.view(1)
+        self.keys.index_copy_(2, place, state[:, None].to(self.keys.dtype))
+        self.count.add_(1)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        if self.is_initialized:
+            self.values[:, :, self.seen :] = PRESENT
 
 
 def state_layer(
@@ -183,12 +267,22 @@ def state_layer(
             "was interrupted, ran without the recurrence, or only part of the cache was changed; "
             "start with an empty one, and shorten it by crop"
         )
+    check_type(layer, computed_in)
+    return layer
+
+
+def check_type(layer: StateLayer, computed_in: torch.dtype) -> None:
+    """Refuse to go on in another type than the states were computed in."""
     if layer.computed_in != computed_in:
         raise DataError(
             f"the cache was filled in {layer.computed_in} and this forward computes in "
             f"{computed_in}; use the same type, or the same torch.autocast, for both"
         )
-    return layer
+
+
+def is_sliding(layer: Any) -> bool:
+    """Whether a cache's layer keeps the keys of a window alone."""
+    return bool(layer.is_sliding)
 
 
 def add_state_layer(
@@ -200,8 +294,11 @@ def add_state_layer(
     ):  # a lazy cache makes its layers at their first update; ours must come after them
         assert cache.layer_class_to_replicate is not None
         cache.layers.append(cache.layer_class_to_replicate())
-    layer = StateLayer(
-        recurrence, lag, computed_in, all(other.is_compileable for other in cache.layers)
-    )
+    compileable = all(other.is_compileable for other in cache.layers)
+    layer = StateLayer(recurrence, lag, computed_in, compileable)
+    # Where all layers have sliding windows, nothing says how many tokens there may be.
+    rooms = [other.get_max_length() for other in cache.layers if not is_sliding(other)]
+    if compileable and rooms:
+        layer = StaticStates(recurrence, lag, computed_in, max(rooms))
     cache.layers.append(layer)
     return layer

@@ -77,6 +77,18 @@ class Pathway(nn.Module, ABC):
         """What the state ``[B, n, W]`` of the tokens `lag` back adds to `hidden` ``[B, n, D]`` at
         `site`."""
 
+    def written(
+        self,
+        site: int,
+        hidden: torch.Tensor,
+        state: torch.Tensor,
+        where: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`hidden` ``[B, n, D]`` and what the state adds to it at `site`, which counts `where`
+        ``[B, n, 1]`` says so; None for everywhere. A pathway may do this in fewer operations."""
+        added = self.write(site, hidden, state)
+        return hidden + (added if where is None else where * added)
+
     @abstractmethod
     def read(self, site: int, hidden: torch.Tensor) -> torch.Tensor:
         """The reading taken from `hidden` ``[B, n, D]`` at `site`."""

@@ -202,21 +202,35 @@ class TurboConnPathway(Pathway):
         for source in sorted({source for source, _ in by_source}):
             self.down[str(source)] = nn.Linear(width, rank * sum(s == source for s, _ in by_source))
         self.up = nn.ModuleDict()
-        self.slices: dict[int, slice] = {}
+        self.slices: dict[int, tuple[int, int]] = {}  # the first entry and how many
         offset = 0
         for destination in sorted({destination for _, destination in by_source}):
             count = sum(d == destination for _, d in by_source)
             self.up[str(destination)] = Up(count, rank, width)
-            self.slices[destination] = slice(offset, offset + count * rank)
+            self.slices[destination] = (offset, count * rank)
             offset += count * rank
         # Readings arrive sorted by source; `order` sorts their connections by destination.
         self.rank = rank
         self.order = [by_source.index(pair) for pair in by_destination]
+        self._places: dict[torch.device, torch.Tensor] = {}
 
     def write(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         destination = site - 1
-        added: torch.Tensor = self.up[str(destination)](state[..., self.slices[destination]])
+        added: torch.Tensor = self.up[str(destination)](state.narrow(-1, *self.slices[destination]))
         return self.alpha * added
+
+    def written(
+        self,
+        site: int,
+        hidden: torch.Tensor,
+        state: torch.Tensor,
+        where: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if where is not None:
+            return super().written(site, hidden, state, where)
+        destination = site - 1
+        added = self.up[str(destination)](state.narrow(-1, *self.slices[destination]))
+        return torch.add(hidden, added, alpha=self.alpha)
 
     def read(self, site: int, hidden: torch.Tensor) -> torch.Tensor:
         if self.normalize:
@@ -227,8 +241,18 @@ class TurboConnPathway(Pathway):
     def update(self, readings: list[torch.Tensor], state: torch.Tensor | None) -> torch.Tensor:
         if len(self.order) == 1:
             return readings[0]
-        connections = torch.cat(readings, dim=-1).split(self.rank, dim=-1)
-        return torch.cat([connections[i] for i in self.order], dim=-1)
+        by_source = torch.cat(readings, dim=-1)
+        return by_source.index_select(-1, self.places(by_source.device))
+
+    def places(self, device: torch.device) -> torch.Tensor:
+        """Where the entries of a state, which has its connections sorted by destination, are among
+        those of the readings ``[connections * rank]``."""
+        if device not in self._places:
+            with torch.inference_mode(False):  # a graph may keep it
+                first = torch.tensor(self.order, device=device)[:, None] * self.rank
+                places = first + torch.arange(self.rank, device=device)
+                self._places[device] = places.flatten()
+        return self._places[device]
 
     def scan(
         self,
