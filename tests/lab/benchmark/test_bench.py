@@ -67,10 +67,13 @@ def test_the_matched_transformer_has_as_many_parameters_and_no_more_than_it_need
 
 def test_a_benchmark_writes_a_table_and_json(tmp_path: Path) -> None:
     timed = dataclasses.replace(settings(T2MLR(1, 2)), measures=("train", "prefill", "decode"))
+    timed = dataclasses.replace(timed, decoding=("dynamic",))
     text = bench(timed, tmp_path)
     assert text == (tmp_path / "bench.md").read_text().rstrip("\n")
     record = json.loads((tmp_path / "bench.json").read_text())
     assert set(record["results"]) == {"train step", "prefill", "decode, a token"}
+    decoded = record["results"]["decode, a token"]
+    assert {"transformer, 8 rows", "recurrent", "recurrent, 32 rows"} <= set(decoded)
     for candidates in record["results"].values():
         assert candidates[MATCHED]["ratio"] == 1
         assert all(timing["seconds"] > 0 for timing in candidates.values())

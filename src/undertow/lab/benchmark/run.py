@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import CompileConfig
 
 from undertow.files import write_json, write_text
 from undertow.lab.benchmark.candidates import (
@@ -121,29 +122,47 @@ def prefill(settings: Bench) -> dict[str, Timing]:
 
 def decode(settings: Bench) -> dict[str, Timing]:
     """`generate()`, a token of it; the prefill of the prompt is a measure of its own."""
-    ids = torch.randint(0, settings.vocabulary, (1, 16), device=settings.device)
     models = {
-        "transformer": transformer(settings),
-        MATCHED: matched(settings),
-        "recurrent": recurrent(settings),
+        "transformer": transformer(settings).eval(),
+        MATCHED: matched(settings).eval(),
+        "recurrent": recurrent(settings).eval(),
     }
+    timings: dict[str, Timing] = {}
+    for how in settings.decoding:
+        for rows in settings.rows:
+            steps = {
+                name: partial(seconds_per_token, settings, model, rows, how)
+                for name, model in models.items()
+                if how == "dynamic" or name != "transformer"
+            }
+            asked = (f", {rows} rows" if rows > 1 else "") + (
+                ", compiled" if how == "compiled" else ""
+            )
+            found = interleaved(steps, MATCHED, settings.rounds)
+            timings |= {name + asked: timing for name, timing in found.items()}
+    return timings
 
-    def seconds(model: Any) -> float:
-        count, ticks = settings.generated, TokenClock(settings.device)
-        model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            min_new_tokens=count,
-            max_new_tokens=count,
-            do_sample=False,
-            pad_token_id=0,
-            streamer=ticks,
-        )
-        return ticks.seconds_per_token
 
-    return interleaved(
-        {name: partial(seconds, m.eval()) for name, m in models.items()}, MATCHED, settings.rounds
+def seconds_per_token(settings: Bench, model: Any, rows: int, how: str) -> float:
+    """The median time from one generated token to the next."""
+    count, ticks = settings.generated, TokenClock(settings.device)
+    ids = torch.randint(0, settings.vocabulary, (rows, 16), device=settings.device)
+    given: dict[str, Any] = {}
+    if how == "compiled":
+        compiling = CompileConfig(fullgraph=True, dynamic=False)
+        vars(compiling)["_compile_all_devices"] = True  # else on accelerators alone
+        given = {"cache_implementation": "static", "compile_config": compiling}
+    model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        min_new_tokens=count,
+        max_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+        streamer=ticks,
+        **given,
     )
+    return ticks.seconds_per_token
 
 
 def memory(settings: Bench) -> dict[str, Timing]:

@@ -14,6 +14,7 @@ from undertow.pathways import T2MLR, Recurrence
 from undertow.settings import settings
 
 Size = Annotated[int, Field(ge=1, le=2**20)]
+Decoding = Literal["dynamic", "compiled"]
 Measure = Literal["train", "prefill", "decode", "memory"]
 
 
@@ -46,8 +47,12 @@ class Bench:
     prompt: Size = 2048
     """Length of the prompt to prefill, one row."""
     generated: Annotated[int, Field(ge=2, le=2**20)] = 64
-    """Tokens to generate after a prompt of 16, one row; the time from one to the next is
-    measured."""
+    """Tokens to generate after a prompt of 16; the time from one to the next is measured."""
+    rows: Annotated[tuple[Size, ...], Field(min_length=1)] = (1, 8, 32)
+    """How many rows to decode at once: each of these is measured."""
+    decoding: Annotated[tuple[Decoding, ...], Field(min_length=1)] = ("dynamic", "compiled")
+    """How to decode: dynamic is what generate does by itself; compiled is a static cache and
+    torch.compile, which takes about a minute a candidate and number of rows on a CPU."""
     only: tuple[str, ...] = ()
     """Train only these schemes beside the Transformers, by name, such as [exact, "scan(2,1)"]; all
     if left out."""
