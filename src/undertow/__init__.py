@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         UnsupportedArchitectureError,
     )
     from undertow.host.attach import attach, depth_report, detach, report, set_solver
+    from undertow.host.compiling import compile_layers
     from undertow.lab.tasks import Example, GeneratedTask, Task
     from undertow.lab.training import SolverGap
     from undertow.models import HuginnConfig, HuginnForCausalLM
@@ -51,7 +52,7 @@ _NAMES = {
     "undertow.depth": "Evidence ExitRule Looped",
     "undertow.errors": "CheckpointError ConfigError DataError DivergedError "
     "UndertowError UnsupportedArchitectureError",
-    "undertow.host": "attach depth_report detach report set_solver",
+    "undertow.host": "attach compile_layers depth_report detach report set_solver",
     "undertow.lab.tasks": "Example GeneratedTask Task",
     "undertow.lab.training": "SolverGap",
     "undertow.models": "HuginnConfig HuginnForCausalLM",
@@ -97,6 +98,7 @@ __all__ = [
     "UndertowError",
     "UnsupportedArchitectureError",
     "attach",
+    "compile_layers",
     "depth_report",
     "detach",
     "register",

@@ -125,6 +125,12 @@ class Attachment(nn.Module):
         block = set() if self.pathway is None else set(self.pathway.block)
         return sorted(block | (set() if self.loop is None else set(self.loop.settings.core)))
 
+    @property
+    def stack(self) -> nn.ModuleList:
+        """The layers of the backbone."""
+        found: nn.ModuleList = getattr(self.owners.backbone, self.stack_name)
+        return found
+
     def depth_handle(self) -> HostedDepth:
         """The recurrence in depth of the attachment that is in use.
 
@@ -176,9 +182,7 @@ class HostedDepth:
 
     @property
     def stack(self) -> nn.ModuleList:
-        owners = self.attachment.owners
-        found: nn.ModuleList = getattr(owners.backbone, self.attachment.stack_name)
-        return found
+        return self.attachment.stack
 
     @property
     def layers(self) -> int:

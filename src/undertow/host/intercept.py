@@ -26,6 +26,7 @@ from transformers.cache_utils import Cache
 
 from undertow.errors import ConfigError, DataError, UnsupportedArchitectureError
 from undertow.host.attachment import ATTACHMENT, Attachment, in_use
+from undertow.host.compiling import eager_where_cached
 from undertow.host.context import CallContext
 from undertow.host.decoding import Decoding, one_more_token
 from undertow.host.forward import Forward
@@ -258,8 +259,11 @@ def call_backbone(self: Any, *args: Any, **kwargs: Any) -> Any:
     hosted = start(self, args, kwargs)
     token = current_forward.set(hosted)
     try:
-        output = plain(*args, **kwargs)
-        if hosted is not None and not hosted.ran:
+        if hosted is None:
+            return plain(*args, **kwargs)
+        with eager_where_cached(hosted.stack, self.config, hosted.inputs):
+            output = plain(*args, **kwargs)
+        if not hosted.ran:
             raise UnsupportedArchitectureError(
                 f"the layers of {type(self).__name__} did not run where the recurrence was "
                 "attached: its forward no longer iterates over "

@@ -28,6 +28,7 @@ from transformers.cache_utils import Cache
 from undertow.host.arguments import Call, Cutter, Group, Path, changed, found
 from undertow.host.attachment import Attachment
 from undertow.host.checkpointing import checkpoints, is_reentrant, without_checkpointing
+from undertow.host.compiling import eager_layers
 from undertow.host.looping import HostedLoop, RunLayer
 from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
 from undertow.host.stack import Recording
@@ -313,6 +314,7 @@ class Rollout(Mode):
         with (
             self.keys_and_values.group(start, chain if learning else None) as slot,
             UnrepeatedHeads(slot) if repeats and not self.recomputing else nullcontext(),
+            eager_layers(self.attachment.stack),
         ):
             output, states = self.group(start, stop, hidden, state, self.layers(start, stop))
             return output, states, slot.chain if learning else chain
@@ -328,7 +330,7 @@ class Rollout(Mode):
         _, written = self.rows.between(start, stop)
         hidden, run = self.hidden[:, start:stop], self.layers(start, stop)
         chain = self.chain if torch.is_grad_enabled() else None
-        with self.keys_and_values.group(start, chain) as slot:
+        with self.keys_and_values.group(start, chain) as slot, eager_layers(self.attachment.stack):
             swept = run_sites(self.pathway, hidden, received, written, run, streams)
             self.chain = self.chain if slot.chain is None else slot.chain
         return swept

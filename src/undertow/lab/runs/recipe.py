@@ -184,6 +184,9 @@ class TrainingSection:
     what they find."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of the training process; the machine's default if left out."""
+    compile: Literal["none", "regional"] = "none"
+    """regional: compile each layer by itself, once and for any length. It takes some tens of
+    seconds and a C++ compiler, and pays in long trainings by sweeps."""
     sharding: Literal["none", "full"] = "none"
     """What several processes hold: none, the whole model each (DDP); full, a part of it each
     (FSDP2), which takes a GPU each."""

@@ -45,6 +45,7 @@ ASIDE = (
     "evaluate_every",
     "compare_every",
     "threads",
+    "compile",
     "sharding",
     "report_to",
 )

@@ -15,6 +15,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from undertow.errors import DivergedError, Interrupted
 from undertow.files import replacing_folder, sync
 from undertow.host.attachment import recurs_in_time
+from undertow.host.compiling import compile_layers
 from undertow.lab.processes import check_same, first, joined, of_first, wait, world
 from undertow.lab.runs.checkpoints import checkpoints, choose, infinite, remove, step_of
 from undertow.lab.runs.loading import context_of, quiet_libraries
@@ -139,6 +140,8 @@ class Training:
         if section.threads is not None:
             torch.set_num_threads(section.threads)
         model, self.tokenizer = build(recipe, seed)
+        if section.compile == "regional":
+            compile_layers(model)
         context = context_of(model)
         dataset, skipped = training_set(recipe.task, self.tokenizer, section, seed, context)
         steps = len(dataset) // (section.batch * section.accumulate)
