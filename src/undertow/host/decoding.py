@@ -49,14 +49,17 @@ def one_more_token(attachment: Attachment, inputs: dict[str, Any]) -> Cache | No
     cache = next((value for value in inputs.values() if isinstance(value, Cache)), None)
     states = cache.layers[-1] if cache is not None and cache.layers else None
     mask, compiling = inputs.get("attention_mask"), torch.compiler.is_compiling()
-    if isinstance(states, StaticStates):
+    if not isinstance(states, StateLayer) or not states.is_of(attachment.settings):
+        return None
+    if states.is_static:
+        assert isinstance(states, StaticStates)
         masks = masks_of(mask)
         if states.gaps or not all(isinstance(each, torch.Tensor) for each in masks):
             return None
         if not compiling and (states.seen == 0 or not bool(states.real(masks).all())):
             return None
         return cache
-    if cache is None or compiling or not isinstance(states, StateLayer):
+    if cache is None or compiling:
         return None
     past = int(cache.get_seq_length())
     if past == 0 or not (mask is None or (isinstance(mask, torch.Tensor) and mask.ndim == 2)):
@@ -111,7 +114,8 @@ class Decoding(Forward):
             self.states = state_layer(
                 self.cache, self.layers, settings, pathway.lag, computing_type(hidden)
             )
-        if isinstance(self.states, StaticStates):
+        if self.states.is_static:
+            assert isinstance(self.states, StaticStates)
             states, known = self.states.next()
             if self.compiling:  # which could not go the other way
                 real = self.states.real(masks_of(self.inputs.get("attention_mask")))

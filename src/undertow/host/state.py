@@ -44,6 +44,8 @@ class StateLayer(Rows):
         plain_from: the first token from which on every row's tokens have states.
     """
 
+    is_static = False
+
     def __init__(
         self, recurrence: Any, lag: int, computed_in: torch.dtype, is_compileable: bool = False
     ) -> None:
@@ -82,6 +84,10 @@ class StateLayer(Rows):
         elif torch.is_grad_enabled():
             states = states.clone()
         return states, known == PRESENT
+
+    def is_of(self, recurrence: Any) -> bool:
+        """Whether the states are of this recurrence; each decoded token asks."""
+        return self.recurrence is recurrence or bool(self.recurrence == recurrence)
 
     def all_there(self, start: int) -> bool:
         """Whether every row's tokens from `start` on surely have states."""
@@ -163,6 +169,8 @@ class StaticStates(StateLayer):
     Attributes:
         count: how many tokens there are.
     """
+
+    is_static = True
 
     def __init__(self, recurrence: Any, lag: int, computed_in: torch.dtype, room: int) -> None:
         with torch.inference_mode(False):  # a call outside of it may change it
@@ -254,9 +262,7 @@ def state_layer(
             "recurrence, or made from keys and values alone; start with an empty cache and give "
             "this model all tokens"
         )
-    if (
-        layer.recurrence is not recurrence and layer.recurrence != recurrence
-    ):  # each decoded token asks
+    if not layer.is_of(recurrence):
         raise DataError(
             f"the cache holds states of {layer.recurrence}, but this model's recurrence is "
             f"{recurrence}; start with an empty cache and give this model all tokens"
