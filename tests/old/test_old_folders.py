@@ -70,7 +70,11 @@ def test_an_adapter_gives_what_it_gave(folder):
     peft = pytest.importorskip("peft")
     model = AutoModelForCausalLM.from_pretrained("base")
     adapted = peft.PeftModel.from_pretrained(model, "adapter", is_trainable=True).eval()
-    assert same(outputs(adapted), OUTPUTS["adapter"])
+    found, wanted = outputs(adapted), OUTPUTS["adapter"]
+    assert found["generated"] == wanted["generated"]
+    # In training its sweeps start from a better guess than they did.
+    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-4)
+    assert found["gradient"] == pytest.approx(wanted["gradient"], rel=1e-2)
 
 
 @pytest.mark.parametrize("name", ["t2mlr", "depth"])

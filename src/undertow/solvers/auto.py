@@ -71,15 +71,15 @@ class Auto(Solver):
     kind: ClassVar[str] = "auto"
     adapts: ClassVar[bool] = True
 
-    tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """Largest relative error of the states that tokens receive, against the exact rollout."""
     every: PositiveInt = 32
     """Forwards between two measurements; the first come sooner, after 1, 2, 4, 8, ... forwards, and
     those of a plan that stays the same up to eight times as late."""
     gradient: Gradient = Adjoint(tolerance=0.1)
     """One pass with a graph at the solution, and its vector-Jacobian products: adjoint(n) takes n,
-    adjoint(tolerance) as many, up to four, as it took when last measured; where four are too few,
-    it is the full gradient of the rollout, and a warning says so once."""
+    adjoint(tolerance) as many, up to four, as it took when last measured; where four are too few, a
+    warning says so once."""
     rollout_cost: Annotated[float, Field(ge=1)] | None = None
     """How many sweeps may run in place of one rollout; their times are compared if left out, so
     that runs with the same seed may then differ within the tolerance."""
@@ -100,8 +100,6 @@ class Auto(Solver):
         plan = block.plans.plan(tokens)
         plan.forwards += 1
         measured = plan.forwards >= plan.next_measurement or tokens > plan.tokens
-        if plan.capped and not measured:  # no few products reach as far as its gradient
-            return roll_out(block)
         with torch.no_grad():
             if measured:
                 states = self.measure(block, plan, tokens)
@@ -175,9 +173,9 @@ class Auto(Solver):
         if capped and not any(each.capped for each in plans.by_length.values()):
             warnings.warn(
                 f"auto's gradient still changed by more than its tolerance, {self.gradient}, after "
-                f"{MOST_PRODUCTS} products, the most that it takes; so it rolls out with the full "
-                "gradient until fewer are enough. Where its states grow without bound, lower the "
-                'learning rate; for less cost choose Auto(gradient="adjoint(n)")',
+                f"{MOST_PRODUCTS} products, the most that it takes: it does not reach back to all "
+                'the states that matter here. Choose Auto(gradient="adjoint(n)") with a larger n, '
+                "or Sequential() for the full gradient",
                 stacklevel=2,
             )
         plan.products, plan.capped = products, capped
