@@ -24,7 +24,7 @@ bench() { # name, settings...
     local name=$1
     shift
     step "bench-$name" 75 "$undertow" bench --device=cuda --precision=bfloat16 --rounds=3 \
-        --decoding='[dynamic]' "$@" --output "$folder/$name"
+        "$@" --output "$folder/$name"
 }
 
 : >"$folder/summary.txt"

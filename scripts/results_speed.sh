@@ -43,7 +43,7 @@ run prefill-narrow --threads=1 --measures=[prefill] --width=32 --heads=2 --key_v
 "${PYTHON:-.venv/bin/python}" scripts/measure_prefill.py runs/text-narrow "$text" --rounds=1 --output docs/results/speed/prefill-trained.json
 
 # Decoding: narrow models, bound by launches, and the papers' own: SmolLM2-135M, and Llama-3.2-1B with its wiring and rank.
-decode=(--threads=2 --measures=[decode] --decoding=[dynamic])
+decode=(--threads=2 --measures=[decode])
 run decode-t2mlr "${decode[@]}" --rounds=5
 run decode-turboconn "${decode[@]}" --rounds=5 --layers=16 --recurrence='{kind: turboconn, preset: llama-3.2-1b, rank: 24}'
 run decode-smollm2-135m "${decode[@]}" --rounds=4 --width=576 --heads=9 --key_value_heads=3 --head_width=64

@@ -36,12 +36,13 @@ def several_processes() -> bool:
     )
 
 
-def same_everywhere(module: Any, beside: torch.Tensor) -> None:
-    """Give the processes that hold parts of one model (tensor parallelism) the same weights of a
-    module that each has whole and drew by itself; `beside` is one of the model's weights."""
-    if not isinstance(beside, DTensor):
+def same_everywhere(module: nn.Module, layers: nn.Module) -> None:
+    """Give the processes that hold parts of a model's `layers` (tensor parallelism) the same
+    weights of a module that each has whole and drew by itself."""
+    part = next((each for each in layers.parameters() if isinstance(each, DTensor)), None)
+    if part is None:
         return
-    mesh = beside.device_mesh
+    mesh = part.device_mesh
     for dimension in range(mesh.ndim):
         for parameter in module.parameters():
             distributed.broadcast(parameter.data, group=mesh.get_group(dimension), group_src=0)

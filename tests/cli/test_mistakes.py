@@ -132,6 +132,23 @@ def test_several_processes(
     )
 
 
+def test_compiling_without_a_compiler(
+    path: str, refused: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    line = refused(["train", path, "--training.compile=regional"])
+    assert "there is no no-such-compiler; install one" in line
+
+
+def test_a_rank_without_other_processes_trains_alone(
+    path: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert main(["train", path, "--seeds=[0]"]) == 0
+    assert (tmp_path / "tiny" / "seed-0" / "accuracy.json").is_file()
+
+
 def test_seeds_of_another_recipe(
     path: str,
     refused: Callable[[list[str]], str],

@@ -77,7 +77,7 @@ def apart(rank: int, folder: Path) -> Any:
     """The control: what each process drew by itself."""
     model = loaded(folder, rank)
     torch.manual_seed(rank)
-    with mock.patch.object(attachment, "same_everywhere", lambda module, beside: None):
+    with mock.patch.object(attachment, "same_everywhere", lambda module, layers: None):
         undertow.attach(model, PATHWAYS["t2mlr-middle"])
     return {"spread": spread(model)}
 

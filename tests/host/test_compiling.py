@@ -19,6 +19,8 @@ from transformers import DynamicCache
 import undertow
 from undertow import Scan, Sequential
 from undertow.errors import ConfigError
+from undertow.host import compiling
+from undertow.host.attachment import find_attachment
 from undertow.solvers import Solver
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -86,5 +88,12 @@ def test_names_and_copies_stay(models: tuple[Any, Any], tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="model"):
+    with pytest.raises(ConfigError, match="takes a transformers model, not a Linear"):
         undertow.compile_layers(nn.Linear(2, 2))
+
+
+def test_a_model_that_is_wrapped_is_compiled_inside() -> None:
+    model: Any = hosted("llama", "t2mlr-middle")
+    undertow.compile_layers(nn.Sequential(model))
+    stack = find_attachment(model).stack
+    assert stack in compiling._compiled

@@ -52,7 +52,6 @@ class Attachment(nn.Module):
     def __init__(self, owners: Owners, stack_name: str) -> None:
         super().__init__()
         self.settings = self.pathway = self.loop = None
-        self.first_weight: tuple[nn.Module, str] | tuple[()] = ()
         self.stack_name = stack_name
         self.solver: Solver = Auto()
         self.prefill: Solver = Sequential()
@@ -99,18 +98,16 @@ class Attachment(nn.Module):
             if isinstance(recurrence, Looped):
                 recurrence.check_layers(len(stack))
                 loop = recurrence.build(width).to(parameter.dtype)
+                same_everywhere(loop, stack)
             else:
                 settings, pathway = recurrence, recurrence.build(len(stack), width, self.decode)
                 pathway.to(parameter.dtype).train(self.owners.model.training)
                 contract.check_sites(pathway, len(stack))
+                same_everywhere(pathway, stack)
         if pathway is not None and loop is not None:
             check_sites(pathway, loop.settings)
-        for made in (pathway, loop):
-            if made not in (None, self.pathway, self.loop):
-                same_everywhere(made, parameter)
         self.settings, self.pathway = settings, pathway
         self.loop = loop
-        self.first_weight = find_first_weight(self)
         for module in self.modules():
             module._is_hf_initialized = True  # type: ignore[assignment]  # transformers must not initialise it again
 
@@ -150,25 +147,6 @@ class Attachment(nn.Module):
             self.loop = None
         else:
             self.settings = self.pathway = None
-        self.first_weight = find_first_weight(self)
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether accelerate keeps its weights elsewhere."""
-        if not self.first_weight:
-            return False
-        module, name = self.first_weight
-        weight = module._parameters[name]
-        return weight is not None and weight.is_meta
-
-
-def find_first_weight(attachment: nn.Module) -> tuple[nn.Module, str] | tuple[()]:
-    """The module that holds the first parameter, and what that is called there; nothing if there is
-    none. It is looked at for each token."""
-    for module in attachment.modules():
-        for name in module._parameters:
-            return module, name
-    return ()
 
 
 class HostedDepth:

@@ -13,9 +13,6 @@ from undertow.host.modes import Mode, Streams
 from undertow.host.tokens import RowOrder
 from undertow.solvers.base import RecurrentBlock, Solution, Solver, Swept
 
-# How often what states write is followed up the residual stream after each sweep.
-FOLLOWED = 1
-
 
 class HostedBlock(RecurrentBlock):
     """One forward's block, or a span of its tokens. Token numbers are those of the block or span
@@ -106,24 +103,20 @@ class HostedBlock(RecurrentBlock):
         alone.
         """
         pathway = self.pathway
-        output = streams[pathway.stop_layer][1]
         if not pathway.reads_residual:
-            return states, output
+            return states, streams[pathway.stop_layer][1]
         _, written = self.mode.rows.between(self.origin, self.origin + self.tokens)
-        for _ in range(FOLLOWED):
-            received, readings = self.received_from(states), []
-            change: torch.Tensor | None = None
-            for site in pathway.sites:
-                before, after = streams[site]
-                stream = before if change is None else before + change
-                if site in pathway.writes:
-                    added = pathway.write(site, stream, received)
-                    stream = stream + (added if written is None else written * added)
-                    change = stream - after
-                if site in pathway.reads:
-                    readings.append(pathway.read(site, stream))
-            states, output = self.scan(readings), stream
-        return states, output
+        received, readings = self.received_from(states), []
+        change: torch.Tensor | None = None
+        for site in pathway.sites:
+            before, after = streams[site]
+            stream = before if change is None else before + change
+            if site in pathway.writes:
+                stream = pathway.written_where(site, stream, received, written)
+                change = stream - after
+            if site in pathway.reads:
+                readings.append(pathway.read(site, stream))
+        return self.scan(readings), stream
 
     def update(self, readings: list[torch.Tensor], received: torch.Tensor) -> torch.Tensor:
         self._check_states(received, self.shape)

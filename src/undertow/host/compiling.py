@@ -8,9 +8,10 @@ from weakref import WeakSet
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from undertow.host.given import check_model
+from undertow.errors import ConfigError
 from undertow.host.support import find_stack
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -32,12 +33,18 @@ def compile_layers(model: Model) -> Model:
 
     Raises:
         UnsupportedArchitectureError: the model has no list of layers.
+        ConfigError: it is no transformers model, and wraps none.
     """
     import torch._functorch.config
 
-    check_model(model)
+    inner = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
+    if inner is None:
+        raise ConfigError(
+            f"compile_layers takes a transformers model, not a {type(model).__name__}; load one, "
+            "as by AutoModelForCausalLM.from_pretrained(...)"
+        )
     torch._functorch.config.donated_buffer = False
-    stack = model.get_submodule(find_stack(model))  # type: ignore[arg-type]
+    stack = inner.get_submodule(find_stack(inner))
     for layer in stack.children():
         layer.compile(dynamic=True, options=APART)
     _compiled.add(stack)
@@ -68,6 +75,5 @@ def eager_where_cached(
         return nullcontext()
     asked = inputs.get("use_cache")
     makes = getattr(config, "use_cache", False) if asked is None else asked
-    if makes or any(isinstance(value, Cache) for value in inputs.values()):
-        return eager_layers(stack)
-    return nullcontext()
+    caches = makes or any(isinstance(value, Cache) for value in inputs.values())
+    return eager_layers(stack) if caches else nullcontext()

@@ -93,7 +93,7 @@ class Decoding(Forward):
         pathway = self.pathway
         found: list[Any] = [*layers]
         found[0] = Site(self, 0, layers[0])
-        for site in (*pathway.writes, *pathway.reads):
+        for site in pathway.sites:
             if site < len(layers):
                 found[site] = Site(self, site, layers[site])
         if pathway.stop_layer == len(layers):
@@ -139,7 +139,7 @@ class Decoding(Forward):
             self.begin(hidden)
         pathway = self.pathway
         if site in pathway.writes:
-            hidden = pathway.written(site, hidden, self.state, self.written)
+            hidden = pathway.written_where(site, hidden, self.state, self.written)
         if site in pathway.reads:
             self.readings.append(pathway.read(site, hidden))
         if site == pathway.stop_layer:

@@ -298,7 +298,7 @@ def start(backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         and attachment is wrapped.original_module
     ):
         return None
-    if attachment.is_elsewhere:
+    if (first := next(attachment.parameters(), None)) is not None and first.is_meta:
         bring_in(attachment)
     if not attachment.layouts:
         learn(attachment)  # by forwards of the model's own, which are given nothing

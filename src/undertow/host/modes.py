@@ -59,7 +59,7 @@ def run_sites(
     for site in range(pathway.first_layer, pathway.stop_layer + 1):
         before = hidden
         if site in pathway.writes and received is not None:
-            hidden = pathway.written(site, hidden, received, written)
+            hidden = pathway.written_where(site, hidden, received, written)
         if streams is not None and site in pathway.sites:
             streams[site] = before, hidden
         if site in pathway.reads:
@@ -247,12 +247,9 @@ class WholeSequence(Mode):
         """The layers, whose keys and values are kept until a later pass makes others."""
         own, recording = self.rollout.keys_and_values, self.recording
         calls: dict[int, Call] = {}
-        done: dict[int, Call] = {}
         for layer, call in self.calls_without_cache.items():
             path = self.attachment.layouts[layer].cache
-            if id(call[1]) not in done:
-                done[id(call[1])] = call if path is None else changed(call, {path: own})
-            calls[layer] = done[id(call[1])]
+            calls[layer] = call if path is None else changed(call, {path: own})
         return lambda layer, hidden: run_plain(recording, layer, hidden, calls[layer])
 
     def layers(self, last: bool) -> RunLayer:

@@ -77,17 +77,18 @@ class Pathway(nn.Module, ABC):
         """What the state ``[B, n, W]`` of the tokens `lag` back adds to `hidden` ``[B, n, D]`` at
         `site`."""
 
-    def written(
-        self,
-        site: int,
-        hidden: torch.Tensor,
-        state: torch.Tensor,
-        where: torch.Tensor | None = None,
+    def written(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """`hidden` ``[B, n, D]`` and what the state adds to it at `site`. A pathway may do this in
+        fewer operations."""
+        return hidden + self.write(site, hidden, state)
+
+    def written_where(
+        self, site: int, hidden: torch.Tensor, state: torch.Tensor, where: torch.Tensor | None
     ) -> torch.Tensor:
-        """`hidden` ``[B, n, D]`` and what the state adds to it at `site`, which counts `where`
-        ``[B, n, 1]`` says so; None for everywhere. A pathway may do this in fewer operations."""
-        added = self.write(site, hidden, state)
-        return hidden + (added if where is None else where * added)
+        """The same, but what is added counts `where` ``[B, n, 1]`` says so; None for everywhere."""
+        if where is None:
+            return self.written(site, hidden, state)
+        return hidden + where * self.write(site, hidden, state)
 
     @abstractmethod
     def read(self, site: int, hidden: torch.Tensor) -> torch.Tensor:

@@ -117,15 +117,7 @@ class T2MLRPathway(Pathway):
         projected, recurrent, current = self.gated(hidden, state)
         return recurrent * projected + current * hidden
 
-    def written(
-        self,
-        site: int,
-        hidden: torch.Tensor,
-        state: torch.Tensor,
-        where: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        if where is not None:
-            return super().written(site, hidden, state, where)
+    def written(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         projected, recurrent, current = self.gated(hidden, state)
         return torch.addcmul(torch.addcmul(hidden, recurrent, projected), current, hidden)
 
@@ -163,20 +155,8 @@ class T2MLRPathway(Pathway):
         (total,) = readings
         if state is not None:
             total = total + (state.detach() if self.detach_residual else state)
-        if self.norm == "rms" and plain_norm(total):
-            # On a CPU `rms_norm` is made of these, with a detour.
-            return total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + EPSILON)
         if self.norm == "rms":
             return F.rms_norm(total, total.shape[-1:], eps=EPSILON)
         exact = total.detach().to(torch.promote_types(total.dtype, torch.float32))
         scale = torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + EPSILON).clamp(1 / CLAMP, CLAMP)
         return total * scale.to(total.dtype)
-
-
-def plain_norm(total: torch.Tensor) -> bool:
-    """Whether separate operations normalise `total` sooner than `rms_norm`, which on a CPU is made
-    of them: where there is no graph to keep small, and no other type to compute in."""
-    return (
-        not (total.requires_grad or total.is_cuda or torch.compiler.is_compiling())
-        and total.dtype == torch.float32
-    )

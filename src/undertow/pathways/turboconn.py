@@ -215,22 +215,18 @@ class TurboConnPathway(Pathway):
         self._places: dict[torch.device, torch.Tensor] = {}
 
     def write(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        destination = site - 1
-        added: torch.Tensor = self.up[str(destination)](state.narrow(-1, *self.slices[destination]))
-        return self.alpha * added
+        return self.alpha * self.raised(site, state)
 
-    def written(
-        self,
-        site: int,
-        hidden: torch.Tensor,
-        state: torch.Tensor,
-        where: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        if where is not None:
-            return super().written(site, hidden, state, where)
+    def written(self, site: int, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        return torch.add(hidden, self.raised(site, state), alpha=self.alpha)
+
+    def raised(self, site: int, state: torch.Tensor) -> torch.Tensor:
+        """What the connections that end at a site make of the state, ``[B, n, D]``."""
         destination = site - 1
-        added = self.up[str(destination)](state.narrow(-1, *self.slices[destination]))
-        return torch.add(hidden, added, alpha=self.alpha)
+        raised: torch.Tensor = self.up[str(destination)](
+            state.narrow(-1, *self.slices[destination])
+        )
+        return raised
 
     def read(self, site: int, hidden: torch.Tensor) -> torch.Tensor:
         if self.normalize:

@@ -55,11 +55,10 @@ class Auto(Solver):
     numbers, so each power of two has a plan of its own.
 
     A recurrence that is coming into use is at first a small part of the states. So sweeps count as
-    enough only where two more shrink the error on and on, as those of a chain do
-    not. Between measurements the pass that gives the output tells for nothing how
-    much one more sweep changes the states: where that is more than three times the tolerance, the
-    model has outgrown its plan, and the next forward is measured. A plan that stays the same is
-    measured more and more rarely.
+    enough only where two more shrink the error on and on, as those of a chain do not. Between
+    measurements the pass that gives the output tells for nothing how much one more sweep changes
+    the states: where that is more than three times the tolerance, the model has outgrown its plan,
+    and the next forward is measured. A plan that stays the same is measured more and more rarely.
 
     The gradient is planned alike: where the states are measured, so is how many products of the
     adjoint it takes until one more would change it by less than its tolerance. That is one while

@@ -67,7 +67,6 @@ def test_the_matched_transformer_has_as_many_parameters_and_no_more_than_it_need
 
 def test_a_benchmark_writes_a_table_and_json(tmp_path: Path) -> None:
     timed = dataclasses.replace(settings(T2MLR(1, 2)), measures=("train", "prefill", "decode"))
-    timed = dataclasses.replace(timed, decoding=("dynamic",))
     text = bench(timed, tmp_path)
     assert text == (tmp_path / "bench.md").read_text().rstrip("\n")
     record = json.loads((tmp_path / "bench.json").read_text())

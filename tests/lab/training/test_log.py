@@ -7,7 +7,7 @@ import pytest
 from undertow.errors import CheckpointError
 from undertow.lab.runs.log import read_log
 from undertow.lab.runs.run import Run
-from undertow.lab.training.log import RunLog
+from undertow.lab.training.log import NoLog, RunLog
 
 START = b'{"event": "start"}\n'
 
@@ -75,3 +75,20 @@ def test_divergences_stay_in_the_log_of_a_run_that_goes_on(tmp_path: Path) -> No
 def test_a_log_that_was_lost_is_noticed(tmp_path: Path) -> None:
     assert RunLog(tmp_path / "log.jsonl", resume_step=4).lacks_start
     assert not RunLog(tmp_path / "other.jsonl").lacks_start
+
+
+def test_another_process_writes_down_that_it_diverged_unless_the_first_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("undertow.lab.training.log.GRACE", 0.0)
+    path = tmp_path / "log.jsonl"
+    log, other = RunLog(path), NoLog(path)
+    other.write(event="start")
+    other.tell("nothing")
+    assert read_log(path) == []
+    other.write(event="diverged", step=3)
+    assert [entry["event"] for entry in read_log(path)] == ["diverged"]
+    log.write(event="start")
+    log.write(event="diverged", step=4)
+    other.write(event="diverged", step=4)
+    assert [entry["event"] for entry in read_log(path)] == ["diverged", "start", "diverged"]

@@ -110,7 +110,7 @@ def test_chunks_are_measured_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> 
     pathway, seen = find_attachment(model).pathway, []
     site = min(pathway.writes)
 
-    written = pathway.written
+    written = pathway.written_where
 
     def spy(at: int, hidden: Any, received: torch.Tensor, *rest: Any) -> torch.Tensor:
         if at == site:
@@ -119,11 +119,11 @@ def test_chunks_are_measured_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> 
 
     _, exact = forward(model, BATCH, Sequential())
     with monkeypatch.context() as patch:
-        patch.setattr(pathway, "written", spy)
+        patch.setattr(pathway, "written_where", spy)
         forward(model, BATCH, Chunked(4, Scan(1, 0)))
-    # Of each chunk the sweep from the first guess, and the pass that gives the output.
-    assert [states.shape[1] for states in seen] == [*[4] * 6, *[2] * 2]
-    received = torch.cat(seen[1::2], dim=1)[:, 1:]
+    # Of each chunk the first guess, the sweep from it, and the pass that gives the output.
+    assert [states.shape[1] for states in seen] == [*[4] * 9, *[2] * 3]
+    received = torch.cat(seen[2::3], dim=1)[:, 1:]
     want = float((received - exact).norm() / exact.norm())
     assert measure_gap(model, BATCH).states == pytest.approx(want, rel=1e-4)
     assert 1e-3 < want < 0.9 * measure_gap(model_for("turboconn-1", Scan(1, 0)), BATCH).states

@@ -130,8 +130,9 @@ def decode(settings: Bench) -> dict[str, Timing]:
     timings: dict[str, Timing] = {}
     for how in settings.decoding:
         for rows in settings.rows:
+            ids = torch.randint(0, settings.vocabulary, (rows, 16), device=settings.device)
             steps = {
-                name: partial(seconds_per_token, settings, model, rows, how)
+                name: partial(seconds_per_token, settings, model, ids, how)
                 for name, model in models.items()
                 if how == "dynamic" or name != "transformer"
             }
@@ -143,10 +144,9 @@ def decode(settings: Bench) -> dict[str, Timing]:
     return timings
 
 
-def seconds_per_token(settings: Bench, model: Any, rows: int, how: str) -> float:
+def seconds_per_token(settings: Bench, model: Any, ids: torch.Tensor, how: str) -> float:
     """The median time from one generated token to the next."""
     count, ticks = settings.generated, TokenClock(settings.device)
-    ids = torch.randint(0, settings.vocabulary, (rows, 16), device=settings.device)
     given: dict[str, Any] = {}
     if how == "compiled":
         compiling = CompileConfig(fullgraph=True, dynamic=False)

@@ -50,7 +50,7 @@ class Bench:
     """Tokens to generate after a prompt of 16; the time from one to the next is measured."""
     rows: Annotated[tuple[Size, ...], Field(min_length=1)] = (1, 8, 32)
     """How many rows to decode at once: each of these is measured."""
-    decoding: Annotated[tuple[Decoding, ...], Field(min_length=1)] = ("dynamic", "compiled")
+    decoding: Annotated[tuple[Decoding, ...], Field(min_length=1)] = ("dynamic",)
     """How to decode: dynamic is what generate does by itself; compiled is a static cache and
     torch.compile, which takes about a minute a candidate and number of rows on a CPU."""
     only: tuple[str, ...] = ()

@@ -80,15 +80,15 @@ class Interrupts(TrainerCallback):
         all of its processes."""
         return world() > 1 and time.monotonic() - self.heard < ECHO
 
-    def agree(self) -> None:
-        """Hear of what another process heard."""
-        (number,) = largest([self.number or 0])
+    def agree(self, saves: bool = False) -> bool:
+        """Hear of what another process heard; whether any of them wants to save, as their clocks
+        differ."""
+        number, wanted = largest([self.number or 0, int(saves)])
         self.number = number or None
+        return bool(number or wanted)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.agree()
-        (saves,) = largest([int(control.should_save or self.number is not None)])
-        control.should_save = bool(saves)  # clocks differ between processes
+        control.should_save = self.agree(control.should_save)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.number is not None:

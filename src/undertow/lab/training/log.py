@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from undertow.errors import CheckpointError, DivergedError
 from undertow.files import write_text
-from undertow.lab.processes import first
+from undertow.lab.processes import GRACE, first
 from undertow.lab.runs.log import read_log
 
 
@@ -85,8 +85,8 @@ class RunLog(TrainerCallback):
 
 
 class NoLog(RunLog):
-    """The log of a process that is not the first: it writes nothing, and ends a run that
-    diverged alike."""
+    """The log of a process that is not the first: it ends a run that diverged alike, and writes
+    that down where the first one did not see it, as the run's remedies hang on it."""
 
     def __init__(self, path: Path, resume_step: int = 0) -> None:
         self.path = path
@@ -95,7 +95,10 @@ class NoLog(RunLog):
         self.lacks_start = False
 
     def write(self, **entry: Any) -> None:
-        pass
+        if entry.get("event") == "diverged":
+            time.sleep(GRACE)
+            if not any(each.get("event") == "diverged" for each in read_log(self.path)[-1:]):
+                super().write(**entry)
 
     def tell(self, text: str) -> None:
         pass

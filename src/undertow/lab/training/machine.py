@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -82,6 +83,11 @@ def check_machine(section: TrainingSection) -> None:
         raise ConfigError(
             f"one process uses one GPU, but sees {devices}; use all by torchrun --nproc-per-node "
             f"{devices} -m undertow train ..., or set CUDA_VISIBLE_DEVICES to one of them"
+        )
+    if section.compile == "regional" and shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise ConfigError(
+            "training.compile is regional, which needs a C++ compiler, and there is no "
+            f"{os.environ.get('CXX', 'g++')}; install one, name it by CXX, or use none"
         )
     if section.sharding == "full" and not (cuda and processes > 1):
         raise ConfigError(
