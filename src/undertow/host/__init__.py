@@ -8,8 +8,8 @@ Where to look:
 - a forward: `forward`, `block` (what solvers see), `modes` (how the layers run), `looping`
 - what a forward works on: `stack` (the list that records), `collecting`, `state`,
   `rollout_cache`, `tokens` (padding and documents), `checkpointing`, `compiling`
-- the recurrence in a model: `attachment` and its finders, `vocabulary`, `owners`, `support`,
-  `offloading`, `arguments` (of layer calls)
+- the recurrence in a model: `attachment` and its finders, `heads`, `vocabulary`, `owners`,
+  `support`, `offloading`, `arguments` (of layer calls)
 """
 
 from importlib.util import find_spec

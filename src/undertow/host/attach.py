@@ -43,7 +43,8 @@ def attach(model: Model, recurrence: Recurrence | Looped, solver: Solver | None 
     raises `UnsupportedArchitectureError`; beside an exit rule it raises `ConfigError`.
 
     Args:
-        model: a decoder-only `transformers` model with a language-model head.
+        model: a decoder-only `transformers` model with a language-model head, or with one that
+            scores a sequence, as `AutoModelForSequenceClassification` makes it for a reward.
         recurrence: `TurboConn`, `T2MLR` or `SoftToken`, in time; `Looped`, in depth.
         solver: how the states of a sequence are found in training, `Auto` if left out. Without
             gradients it is always by the exact rollout, unless `set_solver` says otherwise.

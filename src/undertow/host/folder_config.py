@@ -20,12 +20,9 @@ from typing import Any, ClassVar
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from undertow.errors import CheckpointError
+from undertow.host.heads import loader
 
-NOT_ALONE = (
-    "no dtype, as this folder holds a recurrence: load it with AutoModelForCausalLM after import "
-    "undertow"
-)
-
+NOT_ALONE = "no dtype, as this folder holds a recurrence: load it with {} after import undertow"
 
 # None of the classes of the library, so that whoever looks for one by an architecture, as TRL
 # does for a reference model, comes to AutoModelForCausalLM in place of the base model's.
@@ -142,6 +139,6 @@ def folder_config(base: dict[str, Any], attached: dict[str, Any]) -> dict[str, A
         "model_type": UndertowConfig.model_type,
         "architectures": base.get("architectures"),
         "dtype": base.get("dtype"),
-        "base": base | {"dtype": NOT_ALONE},
+        "base": base | {"dtype": NOT_ALONE.format(loader(base.get("architectures")))},
         **{name: value for name, value in attached.items() if value},
     }

@@ -25,6 +25,7 @@ from undertow.depth.arguments import refuse_near
 from undertow.depth.looped import Looped
 from undertow.errors import ConfigError, DataError, shown
 from undertow.host.attachment import Attachment
+from undertow.host.heads import scores, writes_text
 from undertow.host.looping import LOOP_ARGUMENTS
 from undertow.pathways import RECURRENCES, Recurrence
 from undertow.solvers import SOLVERS, Solver
@@ -40,13 +41,13 @@ IDLE = {"warm_start": False, "resume": 0}
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no transformers model, wraps one, or writes no text."""
+    """Refuse what is no transformers model, wraps one, or neither writes text nor scores it."""
     name = type(model).__name__
     if isinstance(model, PreTrainedModel):
-        if not hasattr(model, "prepare_inputs_for_generation"):
+        if not writes_text(model) and not scores(model):
             raise ConfigError(
-                f"{name} has no language-model head; load the model by AutoModelForCausalLM, and "
-                "attach to that"
+                f"{name} has no language-model head; load the model by AutoModelForCausalLM, or by "
+                "AutoModelForSequenceClassification for a reward, and attach to that"
             )
         return
     if isinstance(model, type):

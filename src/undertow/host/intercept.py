@@ -31,6 +31,7 @@ from undertow.host.context import CallContext
 from undertow.host.decoding import Decoding, one_more_token
 from undertow.host.forward import Forward
 from undertow.host.given import ARGUMENTS, _validate_model_kwargs, check_given, check_names
+from undertow.host.heads import writes_text
 from undertow.host.learning import Observer, learn
 from undertow.host.offloading import bring_in
 from undertow.host.owners import Owners
@@ -115,8 +116,9 @@ def install(owners: Owners) -> None:
             vars(module)[EARLIER] = earlier
         module.forward = InstanceMethod(function, module, "forward")
     vars(model)[OWNERS] = owners
-    model._validate_model_kwargs = InstanceMethod(_validate_model_kwargs, model)  # type: ignore[assignment]
-    model.prepare_inputs_for_generation = InstanceMethod(prepare_inputs_for_generation, model)  # type: ignore[assignment]
+    if writes_text(model):
+        for method in (_validate_model_kwargs, prepare_inputs_for_generation):
+            setattr(model, method.__name__, InstanceMethod(method, model))
     owners.hooks = [backbone.register_forward_pre_hook(check_forward)]
 
 

@@ -17,6 +17,7 @@ from undertow.errors import CheckpointError
 from undertow.host.arguments import find_cache, learn_layout, learn_rows
 from undertow.host.attachment import Attachment
 from undertow.host.collecting import OUTPUTS
+from undertow.host.heads import per_token, without_pooling
 from undertow.host.offloading import device_of
 from undertow.host.stack import Recording, current_forward, recorders
 from undertow.host.support import check_calls, check_kernels, refuse
@@ -121,11 +122,13 @@ def observe(
     rows: int = 2,
     positions: bool = False,
 ) -> torch.Tensor:
-    """Logits of `new` tokens after `cached` ones, of a batch whose first row is left-padded.
+    """What the model says of `new` tokens after `cached` ones, in a batch whose first row is
+    left-padded.
 
     With `positions` the rows are given their own, if the model takes any.
     """
     ids = probe_ids(model, cached + new, rows)
+    model = without_pooling(model)
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
     given: list[dict[str, torch.Tensor]] = [{}, {}]
@@ -149,8 +152,8 @@ def observe(
         )
     finally:
         current_forward.reset(token)
-    logits: torch.Tensor = output.logits
-    return logits
+    found: torch.Tensor = per_token(output)
+    return found
 
 
 def probe_ids(model: Any, tokens: int, rows: int = 2) -> torch.Tensor:
@@ -168,7 +171,7 @@ def return_arity(model: PreTrainedModel, backbone: nn.Module, stack: nn.ModuleLi
     )
     token = current_forward.set(Observer(backbone, None))
     try:
-        model(input_ids=probe_ids(model, 2), use_cache=False)
+        without_pooling(model)(input_ids=probe_ids(model, 2), use_cache=False)
     except (TypeError, ValueError) as error:
         raise refuse(model, f"it does not take text alone ({error})") from error
     finally:

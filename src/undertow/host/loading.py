@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from safetensors import SafetensorError
 from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
     PreTrainedModel,
 )
 
@@ -25,6 +27,7 @@ from undertow.host.attach import attach
 from undertow.host.attachment import ATTACHMENT, find_attachment
 from undertow.host.described import recurrences_from_mappings, set_saved_solvers
 from undertow.host.folder_config import UndertowConfig, not_described
+from undertow.host.heads import CLASSIFIER, registered
 from undertow.host.learning import learn
 from undertow.host.offloading import place
 from undertow.host.saving import known_class, registering
@@ -49,6 +52,7 @@ class UndertowForCausalLM:
     model's own class."""
 
     config_class = UndertowConfig
+    auto: ClassVar[Any] = AutoModelForCausalLM
 
     @classmethod
     def from_pretrained(
@@ -62,8 +66,8 @@ class UndertowForCausalLM:
         """
         check_model(Path(folder) / kwargs.get("subfolder", ""))
         if not isinstance(config, UndertowConfig):
-            return AutoModelForCausalLM.from_pretrained(folder, *args, **kwargs)
-        base_class, recurrences = read_config(config)
+            return cls.auto.from_pretrained(folder, *args, **kwargs)
+        base_class, recurrences = cls.read(config)
         wants_info = kwargs.pop("output_loading_info", False)
         settings = {"config": config.base, "output_loading_info": True, **kwargs}
         if isinstance(device_map := kwargs.get("device_map"), dict):
@@ -97,7 +101,7 @@ class UndertowForCausalLM:
             raise ShapesError(
                 f"{folder}'s weights do not have the shapes that its config.json describes"
             ) from error
-        check_loaded(folder, info)
+        check_loaded(folder, info, base_class, config)
         model.__class__ = base_class
         attachment = find_attachment(model)
         set_saved_solvers(attachment, config.solvers)
@@ -108,16 +112,62 @@ class UndertowForCausalLM:
     @classmethod
     def _from_config(cls, config: UndertowConfig, **kwargs: Any) -> Any:
         """A hosted model with fresh weights (`AutoModelForCausalLM.from_config`)."""
-        base_class, recurrences = read_config(config)
+        base_class, recurrences = cls.read(config)
         model = base_class._from_config(config.base, **kwargs)
         for recurrence in recurrences:
             attach(model, recurrence)
         set_saved_solvers(find_attachment(model), config.solvers)
         return model
 
+    @classmethod
+    def read(cls, config: UndertowConfig) -> tuple[type[PreTrainedModel], list[Any]]:
+        """The class to make, and the recurrences.
 
-def check_loaded(folder: str | os.PathLike[str], info: dict[str, Any]) -> None:
-    """Refuse a model that lacks weights, which the library would make up.
+        Raises:
+            CheckpointError: the config names none, or one that does not write text.
+        """
+        base_class, recurrences = read_config(config)
+        if base_class.__name__.endswith(CLASSIFIER):
+            raise CheckpointError(
+                f"the folder holds a {base_class.__name__}, which writes no text; load it with "
+                f"AutoModel{CLASSIFIER}"
+            )
+        return base_class, recurrences
+
+
+class UndertowForSequenceClassification(UndertowForCausalLM):
+    """What `AutoModelForSequenceClassification` finds: a model that scores a sequence, from its own
+    folder, or from a language model's, of which it takes all but the head."""
+
+    auto: ClassVar[Any] = AutoModelForSequenceClassification
+
+    @classmethod
+    def read(cls, config: UndertowConfig) -> tuple[type[PreTrainedModel], list[Any]]:
+        """See `UndertowForCausalLM.read`.
+
+        Raises:
+            CheckpointError: the config names no class, or the library has none of its kind that
+                scores.
+        """
+        base_class, recurrences = read_config(config)
+        if base_class.__name__.endswith(CLASSIFIER):
+            return base_class, recurrences
+        if not (classes := registered(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, config.base)):
+            raise CheckpointError(
+                f"the folder holds a {base_class.__name__}, and the library has no model of this "
+                "kind that scores sequences; load it with AutoModelForCausalLM"
+            )
+        return classes[0], recurrences
+
+
+def check_loaded(
+    folder: str | os.PathLike[str],
+    info: dict[str, Any],
+    base_class: type[PreTrainedModel],
+    config: UndertowConfig,
+) -> None:
+    """Refuse a model that lacks weights, which the library would make up: all but the head's, where
+    the folder is of a model with another head.
 
     Raises:
         CheckpointError: it does; those of other shapes are none where the library was told to
@@ -129,6 +179,8 @@ def check_loaded(folder: str | os.PathLike[str], info: dict[str, Any]) -> None:
             f"{folder}'s weights of the recurrence, {changed[0]} among them, have other shapes"
         )
     missing = sorted(set(info["missing_keys"]) - mismatched)
+    if base_class.__name__ != config.base.architectures[0]:
+        missing = [key for key in missing if key.startswith(f"{base_class.base_model_prefix}.")]
     if missing:
         raise CheckpointError(
             f"{folder} lacks {len(missing)} weights, {missing[0]} among them: "
@@ -185,3 +237,4 @@ def loading_class(
 AutoConfig.register(UndertowConfig.model_type, UndertowConfig)
 AutoModelForCausalLM.register(UndertowConfig, UndertowForCausalLM)
 AutoModelForImageTextToText.register(UndertowConfig, UndertowForCausalLM)
+AutoModelForSequenceClassification.register(UndertowConfig, UndertowForSequenceClassification)

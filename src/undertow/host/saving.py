@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from undertow.errors import ConfigError
 from undertow.files import replacing_folder, write_text
 from undertow.host.attachment import ATTACHMENT, Attachment, find_attachment
 from undertow.host.described import recurrences_of, solvers_of
 from undertow.host.folder_config import folder_config
+from undertow.host.heads import all_registered, loader
 
 
 def save_pretrained(
@@ -49,15 +50,13 @@ def save_pretrained(
 def known_class(name: str, config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The model class that loading finds by its name: the one that is registered for its config, or
     the library's own."""
-    registered = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    classes = registered if isinstance(registered, tuple) else (registered,)
     own: type[PreTrainedModel] | None = getattr(transformers, name, None)
-    return next((each for each in classes if each is not None and each.__name__ == name), own)
+    return next((each for each in all_registered(config) if each.__name__ == name), own)
 
 
 def registering(name: str, config: PreTrainedConfig) -> str:
     """How to make a model class known to loading."""
-    return f"call AutoModelForCausalLM.register({type(config).__name__}, {name}, exist_ok=True)"
+    return f"call {loader([name])}.register({type(config).__name__}, {name}, exist_ok=True)"
 
 
 def warn_of_unknown_class(model: PreTrainedModel) -> None:
@@ -67,7 +66,7 @@ def warn_of_unknown_class(model: PreTrainedModel) -> None:
     known = known_class(name, model.config)
     if known is None or not isinstance(model, known):
         warnings.warn(
-            f"AutoModelForCausalLM does not know the class {name}: a folder that this model saves "
+            f"{loader([name])} does not know the class {name}: a folder that this model saves "
             f"will load only after it is registered, so {registering(name, model.config)}",
             stacklevel=3,
         )
