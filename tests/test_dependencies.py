@@ -38,6 +38,8 @@ def declared(project: dict[str, Any]) -> set[str]:
 def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert imported() - COMES_WITH_TORCH == declared(project) - OF_OTHERS
+    developers = " ".join(project["optional-dependencies"]["dev"])
+    assert "trl" in developers, "without it the tests of TRL's trainers are skipped"
     for name in ("numpy", "datasets"):  # the control: one that is left out is told
         kept = [each for each in project["dependencies"] if each != name]
         less = {"dependencies": kept, "optional-dependencies": {"data": []}}
