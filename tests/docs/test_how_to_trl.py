@@ -3,6 +3,11 @@
 import re
 from pathlib import Path
 
+import yaml
+
+from undertow import T2MLR, Recurrence
+from undertow.mapping import from_mapping
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to-trl.md").read_text(encoding="utf-8")
 EXAMPLES = [path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")]
@@ -28,3 +33,10 @@ def test_its_commands_are_those_of_the_scripts() -> None:
 def test_its_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([\w./-]+)", PAGE):
         assert (ROOT / "docs" / target).is_file(), target
+
+
+def test_the_section_for_axolotl_is_one() -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+    section = yaml.safe_load(block)["undertow"]
+    assert from_mapping(Recurrence, section["recurrence"]) == T2MLR(12, 17)  # type: ignore[type-abstract]
+    assert "axolotl.UndertowPlugin" in block
