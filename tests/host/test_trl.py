@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -67,7 +69,14 @@ def many_letters(completions: list[str], **_: Any) -> list[float]:
     return [float(sum(letter > "O" for letter in text)) for text in completions]
 
 
-def trainer_of(kind: str, model: Any, lora: bool, folder: Path, **settings: Any) -> Any:
+def trainer_of(
+    kind: str,
+    model: Any,
+    lora: bool,
+    folder: Path,
+    rewards: Mapping[str, Any] = MappingProxyType({"reward_funcs": many_letters}),
+    **settings: Any,
+) -> Any:
     """TRL's trainer of this kind, as its users make it."""
     more: dict[str, Any] = {"GRPO": {"num_generations": 4, "max_completion_length": 5}}.get(
         kind, {}
@@ -86,7 +95,7 @@ def trainer_of(kind: str, model: Any, lora: bool, folder: Path, **settings: Any)
         **more,
         **settings,
     )
-    given: dict[str, Any] = {"reward_funcs": many_letters} if kind == "GRPO" else {}
+    given: dict[str, Any] = dict(rewards) if kind == "GRPO" else {}
     if kind == "DPO" and not lora:
         given["ref_model"] = copy.deepcopy(model)
     if lora:
@@ -147,6 +156,15 @@ def test_two_steps(kind: str, lora: bool, tmp_path: Path) -> None:
         trained = trainer.model.eval()(ids).logits
         assert torch.allclose(again.eval()(ids).logits, trained, atol=1e-5)
         assert not torch.allclose(hosted(scores).eval()(ids).logits, trained, atol=1e-3)
+
+
+def test_a_reward_model_rewards(tmp_path: Path) -> None:
+    scorer = hosted(scores=True)
+    given = {"reward_funcs": scorer, "reward_processing_classes": TOKENIZER}
+    trainer = trainer_of("GRPO", hosted(), False, tmp_path, given)
+    trainer.train()
+    assert logged(trainer, "reward")[0] != 0 and logged(trainer, "reward_std")[0] > 0
+    assert all(parameter.grad is None for parameter in scorer.parameters())
 
 
 @pytest.mark.parametrize("solver", [Sequential(), Scan(2, 1)], ids=["exact", "scan"])
