@@ -40,12 +40,12 @@ def sums(count: int = 256) -> Dataset:
     return Dataset.from_list(rows)
 
 
-def settings(steps: int) -> dict[str, Any]:
+def settings(steps: int, rate: float = 3e-3, batch: int = 16) -> dict[str, Any]:
     """What all trainers are given here."""
     return {
         "max_steps": steps,
-        "per_device_train_batch_size": 16,
-        "learning_rate": 3e-3,
+        "per_device_train_batch_size": batch,
+        "learning_rate": rate,
         "logging_steps": 5,
         "report_to": "none",
         "save_strategy": "no",
