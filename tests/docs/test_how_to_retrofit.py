@@ -42,8 +42,8 @@ def base(tmp_path: Path) -> Path:
 def test_the_python_blocks_run(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     assert (
-        len(blocks) == 4 and NAMED in blocks[0]
-    )  # the fourth stands in tests/lab/training/test_sft.py
+        len(blocks) == 5 and NAMED in blocks[0]
+    )  # the last stands in tests/lab/training/test_sft.py
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(blocks[0].replace(NAMED, str(base)), names)
@@ -61,6 +61,11 @@ def test_the_python_blocks_run(base: Path, tmp_path: Path, monkeypatch: pytest.M
         assert (trained - plain(ids).logits).abs().max() > 1e-2
         again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
         assert torch.allclose(again(ids).logits, trained, atol=1e-3)
+        prompts = torch.cat([ids[:1].expand(2, -1), ids + 20], dim=1)
+        names |= {"model": again, "shared": ids[:1], "prompts": prompts, "mask": prompts > -1}
+        names["mask"] = names["mask"].long()
+        exec(blocks[3].replace("mask=mask,", "mask=mask, max_new_tokens=3,"), names)
+        assert names["cache"].get_seq_length() == 22
     assert undertow.report(again) is not None
 
 

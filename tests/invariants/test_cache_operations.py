@@ -203,6 +203,45 @@ def test_selecting_repeating_and_reordering_rows(name: str, pathway: str) -> Non
         assert difference(rest, logits(model, ids[rows])[:, 7:]) < SAME
 
 
+def go_on_as_alone(model: PreTrainedModel) -> list[bool]:
+    """For three prompts that begin alike, whether each goes on as it does alone, if what they share
+    was prefilled once, in one row. The second needs no padding, the others before their own
+    tokens."""
+    shared, rest = tokens(1, 7), tokens(3, 5, seed=4)
+    padding = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 1, 1, 1, 1]])
+    cache = DynamicCache(config=model.config)
+    feed(model, shared, cache)
+    cache.batch_repeat_interleave(3)
+    ids, ones = torch.cat([shared.expand(3, -1), rest], dim=1), padding.new_ones(3, 7)
+    given = {"attention_mask": torch.cat([ones, padding], dim=1), "pad_token_id": 0}
+    together = generate(model, ids, **{CACHE: cache}, **given)
+    alone = [torch.cat([shared, rest[row : row + 1, padding[row].bool()]], 1) for row in range(3)]
+    return [
+        torch.equal(together[row, 12:], generate(model, ids)[0, ids.shape[1] :])
+        for row, ids in enumerate(alone)
+    ]
+
+
+@pytest.mark.parametrize(("name", "pathway"), some(WITH_CACHE))
+def test_prompts_that_begin_alike_share_a_prefill(name: str, pathway: str) -> None:
+    model = hosted(name, pathway)
+    if all(go_on_as_alone(unhosted(name))):
+        assert all(go_on_as_alone(model))
+    else:  # a sliding window of the library's counts padding
+        assert go_on_as_alone(model)[1]
+
+
+def test_control_without_the_states_of_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    recent = StateLayer.recent
+
+    def forgotten(self: StateLayer) -> Any:
+        found = recent(self)
+        return found and (torch.zeros_like(found[0]), found[1])
+
+    monkeypatch.setattr(StateLayer, "recent", forgotten)
+    assert not all(go_on_as_alone(hosted("llama", "t2mlr-whole")))
+
+
 @pytest.mark.parametrize(
     "method", ["batch_select_indices", "batch_repeat_interleave", "reorder_cache"]
 )
