@@ -196,12 +196,12 @@ def pick_rows(call: Call, layout: CallLayout, rows: torch.Tensor, batch: int) ->
 
 @dataclass
 class Group:
-    """Tokens `start` to `stop`, the cache that their layers use, and what was cut for them so
-    far."""
+    """Tokens `start` to `stop`, the cache that their layers use, if it is known yet, and what was
+    cut for them so far."""
 
     start: int
     stop: int
-    cache: Cache
+    cache: Cache | None
     device: torch.device
     done: dict[Any, Any] = field(default_factory=dict)
 

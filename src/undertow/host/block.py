@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from undertow.errors import ConfigError
-from undertow.host.modes import Mode, Streams
+from undertow.host.modes import Mode
+from undertow.host.sites import Streams
 from undertow.host.tokens import RowOrder
 from undertow.solvers.base import RecurrentBlock, Solution, Solver, Swept
 

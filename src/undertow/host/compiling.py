@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
@@ -22,9 +24,10 @@ def compile_layers(model: Model) -> Model:
     attached, and return the model.
 
     Forwards without a cache run the compiled layers, for any number of tokens without compiling
-    again: the sweeps of a training, and their adjoint. With a cache the layers run as they are: a
-    compiled one would be compiled anew for each layer's number. So do an exact rollout's groups,
-    whose keys and values are views of one buffer, of which a compiled graph knows nothing.
+    again: the sweeps of a training, and their adjoint. A training's exact rollout runs each group
+    of `lag` tokens through the whole recurrent block in one compiled call, which takes a minute to
+    compile, and another as soon as lengths differ. With a cache the layers run as they are: a
+    compiled one would be compiled anew for each layer's number.
 
     A compiled backward pass may by default reuse the memory of what it was given, and an adjoint
     gradient walks it several times. So this takes that liberty from whatever is compiled in this
@@ -52,11 +55,36 @@ def compile_layers(model: Model) -> Model:
 
 
 # Changes no code but the key under which it is cached, which says nothing of donated buffers.
-APART = {"comment_origin": True}
+APART: dict[str, Any] = {"comment_origin": True}
 
 
-# The lists of layers that were compiled.
+# The lists of layers that were compiled, and those of which a rollout's groups cannot be.
 _compiled: WeakSet[nn.Module] = WeakSet()
+_without_groups: WeakSet[nn.Module] = WeakSet()
+
+
+def compiles_groups(stack: nn.Module | None) -> bool:
+    """Whether the groups of a rollout are compiled for a list of layers: where the layers are, all
+    whole in this process."""
+    return (
+        stack is not None
+        and stack in _compiled
+        and stack not in _without_groups
+        and not torch.compiler.is_compiling()
+        and not any(isinstance(each, DTensor) for each in stack.parameters())
+    )
+
+
+def runs_eagerly(stack: nn.Module | None, error: Exception) -> None:
+    """From now on the groups of a rollout run as they are, as compiling one failed."""
+    assert stack is not None
+    _without_groups.add(stack)
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    warnings.warn(
+        f"the groups of an exact rollout of this model cannot be compiled, and run eagerly: "
+        f"{reason}",
+        stacklevel=2,
+    )
 
 
 def eager_layers(stack: nn.Module | None) -> AbstractContextManager[None]:

@@ -134,7 +134,7 @@ class Decoding(Forward):
         self.started = 0.0 if self.compiling else time.perf_counter()
 
     def at(self, site: int, hidden: torch.Tensor) -> torch.Tensor:
-        """What is written and read at a site, as in `modes.run_sites`."""
+        """What is written and read at a site, as in `sites.run_sites`."""
         if site == 0:
             self.begin(hidden)
         pathway = self.pathway

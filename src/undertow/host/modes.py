@@ -28,45 +28,17 @@ from transformers.cache_utils import Cache
 from undertow.host.arguments import Call, Cutter, Group, Path, changed, found
 from undertow.host.attachment import Attachment
 from undertow.host.checkpointing import checkpoints, is_reentrant, without_checkpointing
-from undertow.host.compiling import eager_layers
+from undertow.host.compiled_group import CompiledGroups
+from undertow.host.compiling import compiles_groups, eager_layers, runs_eagerly
 from undertow.host.looping import HostedLoop, RunLayer
 from undertow.host.rollout_cache import RolloutCache, UnrepeatedHeads
+from undertow.host.sites import Streams, Swept, run_sites
 from undertow.host.stack import Recording
 from undertow.host.tokens import Rows
 from undertow.pathways.base import Pathway
 
-# The residual stream ``[B, n, D]`` at each read or written site, before and after what is written.
-Streams = dict[int, tuple[torch.Tensor, torch.Tensor]]
-# The block's output ``[B, n, D]``, and the new states ``[B, n, W]`` or the readings.
+# The block's output ``[B, n, D]``, and the new states ``[B, n, W]``.
 Stepped = tuple[torch.Tensor, torch.Tensor]
-Swept = tuple[torch.Tensor, list[torch.Tensor]]
-
-
-def run_sites(
-    pathway: Pathway,
-    hidden: torch.Tensor,
-    received: torch.Tensor | None,
-    written: torch.Tensor | None,
-    run: RunLayer,
-    streams: Streams | None = None,
-) -> Swept:
-    """`hidden` ``[B, n, D]`` through the recurrent block, site by site: write, read, run a layer.
-
-    What the tokens `received` ``[B, n, W]``, if anything, counts where `written` ``[B, n, 1]`` says
-    so; None for everywhere. What passes the sites is noted in `streams`, if given.
-    """
-    readings = []
-    for site in range(pathway.first_layer, pathway.stop_layer + 1):
-        before = hidden
-        if site in pathway.writes and received is not None:
-            hidden = pathway.written_where(site, hidden, received, written)
-        if streams is not None and site in pathway.sites:
-            streams[site] = before, hidden
-        if site in pathway.reads:
-            readings.append(pathway.read(site, hidden))
-        if site < pathway.stop_layer:
-            hidden = run(site, hidden)
-    return hidden, readings
 
 
 @dataclass(eq=False)
@@ -293,12 +265,48 @@ class Rollout(Mode):
         self.chain = self.hidden.new_zeros((), requires_grad=True) if self.learning else None
 
     def step(self, start: int, stop: int, state: torch.Tensor | None) -> Stepped:
+        if state is not None and self.compiles(start, stop):
+            try:
+                return self.compiled(start, stop, state)
+            except Exception as error:  # what a compiler cannot take has no kind of its own
+                runs_eagerly(self.attachment.stack, error)
         run: Callable[..., Any] = self.linked
         if self.recomputing and torch.is_grad_enabled():
             # The library's own checkpointing would take the cache away; a whole group is
             # checkpointed instead.
             run = functools.partial(checkpoint, self.linked, use_reentrant=False)
         output, states, self.chain = run(start, stop, state, self.chain)
+        return output, states
+
+    def compiles(self, start: int, stop: int) -> bool:
+        """Whether a group is one compiled call: a full one with a gradient, of a model whose layers
+        are compiled, after tokens enough that no size is 0 or 1, of which graphs are made apart."""
+        return (
+            stop - start == self.pathway.lag
+            and start >= max(2, self.pathway.lag)
+            and self.chain is not None
+            and torch.is_grad_enabled()
+            and not self.recomputing
+            and self.loop is None
+            and self.recording.collected is None
+            and compiles_groups(self.attachment.stack)
+        )
+
+    @cached_property
+    def groups(self) -> CompiledGroups:
+        """The groups that are compiled, once the first is run."""
+        layers, layouts = self.recording.layers, self.attachment.layouts
+        cache = self.keys_and_values
+        return CompiledGroups(self.pathway, layers, layouts, self.cutter, cache)
+
+    def compiled(self, start: int, stop: int, state: torch.Tensor) -> Stepped:
+        """One group by a compiled call."""
+        assert self.chain is not None
+        receiving, written = self.rows.between(start, stop)
+        received = self.rows.of_group(state, start, stop, receiving)
+        hidden = self.hidden[:, start:stop]
+        ran = self.groups.run(start, stop, hidden, received, written, self.chain)
+        output, states, self.chain = ran
         return output, states
 
     def linked(

@@ -98,7 +98,37 @@ class RolloutLayer(CacheLayerMixin):
         stop = start + key_states.shape[-2]
         self.keys.data[:, :, start:stop] = key_states
         self.values.data[:, :, start:stop] = value_states
+        return self.views(stop)
+
+    def views(self, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The slots of the first `stop` tokens."""
+        assert self.keys is not None and self.values is not None
         return self.keys.data[:, :, :stop], self.values.data[:, :, :stop]
+
+    def add_gradients(
+        self, keys: torch.Tensor | None, values: torch.Tensor | None, stop: int
+    ) -> None:
+        """Add the gradients of such views to those of the buffers."""
+        for buffer, gradient in zip(self.summed(), (keys, values), strict=True):
+            if gradient is not None:
+                buffer[:, :, :stop] += gradient
+
+    def gradients_of(self, start: int, stop: int) -> list[torch.Tensor]:
+        """What all later tokens have added to the gradients of some slots."""
+        return [buffer[:, :, start:stop].clone() for buffer in self.summed()]
+
+    def summed(self) -> list[torch.Tensor]:
+        """The gradients of the buffers in this backward pass.
+
+        Another pass through the same graph starts from zero, whatever part of the graph the last
+        one ran.
+        """
+        backward_pass = torch._C._current_graph_task_id()
+        if self.backward_pass != backward_pass:
+            assert self.keys is not None and self.values is not None
+            self.backward_pass = backward_pass
+            self.gradients = [torch.zeros_like(self.keys), torch.zeros_like(self.values)]
+        return self.gradients
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.slot.start + query_length, 0
@@ -213,19 +243,8 @@ class WriteSlot(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         layer = ctx.layer
-        start, stop = ctx.start, ctx.stop
-        # Another pass through the same graph starts from zero, whatever part of the graph the last
-        # one ran.
-        backward_pass = torch._C._current_graph_task_id()
-        if layer.backward_pass != backward_pass:
-            layer.backward_pass = backward_pass
-            layer.gradients = [torch.zeros_like(layer.keys), torch.zeros_like(layer.values)]
-        slots = []
-        for buffer, gradient in zip(layer.gradients, gradients[:2], strict=True):
-            if gradient is not None:
-                buffer[:, :, :stop] += gradient
-            slots.append(buffer[:, :, start:stop].clone())
-        return *slots, None, None, None
+        layer.add_gradients(*gradients[:2], ctx.stop)
+        return *layer.gradients_of(ctx.start, ctx.stop), None, None, None
 
 
 class RolloutCache(Cache):
@@ -268,6 +287,12 @@ class RolloutCache(Cache):
         finally:
             self.slot.chain = self.slot.writer = None
             self.slot.seen = ()
+
+    def buffers(self, layer: int) -> RolloutLayer:
+        """Those of a layer that is not looped."""
+        held = self.layers[layer]
+        assert isinstance(held, RolloutLayer)
+        return held
 
     def filled(self) -> list[tuple[int, int]]:
         """The layers that hold something, each with its iteration, in order."""
