@@ -77,6 +77,13 @@ def test_two_processes_train_as_one(changes: dict[str, Any], tmp_path: Path, sta
     for count, folder in ((1, "one"), (2, "two")):
         assert started(folder, count, training={"accumulate": 2}, **changes).end()[0] == [0] * count
     assert curve(tmp_path, "two") == pytest.approx(curve(tmp_path, "one"), rel=SAME)
+    logs = [run_of(tmp_path, folder).log() for folder in ("one", "two")]
+    one, two = (next(entry for entry in log if "loss" in entry) for log in logs)
+    for name in ("grad_norm", *(["grad_norm_recurrence"] if not changes else [])):
+        assert two[name] == pytest.approx(one[name], rel=1e-4)
+    # Operations a token hang on the mean length of all rows, whichever process has them.
+    work = [entry["tflops"] / entry["tokens_per_second"] for entry in (one, two)]
+    assert work[1] == pytest.approx(work[0], rel=1e-3)
     assert sorted(path.name for path in run_of(tmp_path, "two").folder.iterdir()) == sorted(
         path.name for path in run_of(tmp_path, "one").folder.iterdir()
     )

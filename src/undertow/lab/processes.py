@@ -160,6 +160,15 @@ def largest(values: list[int]) -> list[int]:
     return [int(value) for value in shared]
 
 
+def total(values: list[int]) -> list[int]:
+    """The sum over all processes, value by value."""
+    if world() == 1:
+        return values
+    shared = torch.tensor(values)
+    distributed.all_reduce(shared)
+    return [int(value) for value in shared]
+
+
 def wait() -> None:
     """Wait until every process is here."""
     if world() > 1:

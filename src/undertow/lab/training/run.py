@@ -31,6 +31,7 @@ from undertow.lab.training.log import NoLog, Progress, RunLog, tell
 from undertow.lab.training.machine import check_machine
 from undertow.lab.training.remarks import remarks
 from undertow.lab.training.solver_gap import SolverGap
+from undertow.lab.training.throughput import Throughput
 from undertow.lab.training.tracking import trackers
 from undertow.lab.training.trainer import RecipeTrainer, arguments
 from undertow.manifest import write_manifest
@@ -174,7 +175,7 @@ class Training:
         for text in [*said, *remarks(recipe, sets, self.tokenizer, steps)]:
             self.log.tell(text)
 
-        guard = Guard()
+        guard, throughput = Guard(), Throughput(recipe)
         watches = recurs_in_time(model) and not recipe.solver.exact
         self.trainer = RecipeTrainer(
             section,
@@ -187,6 +188,7 @@ class Training:
                 guard,
                 *([SolverGap(section.compare_every)] if watches else []),
                 GateLog(),
+                throughput,
                 self.log,
                 *(tracked if first() else []),
                 progress,
@@ -194,7 +196,7 @@ class Training:
                 interrupts,
             ],
         )
-        guard.trainer = interrupts.trainer = self.trainer
+        guard.trainer = interrupts.trainer = throughput.trainer = self.trainer
         self.trainer.depth, self.trainer.depth_seed = recipe.depth, seed
         if checkpoint is not None:
             self.trainer.proven = [step_of(checkpoint)]

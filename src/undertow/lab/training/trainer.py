@@ -14,6 +14,7 @@ from transformers import Trainer, TrainingArguments
 
 from undertow.lab.processes import world
 from undertow.lab.runs.recipe import Recipe, TrainingSection
+from undertow.lab.tasks.dataset import real_tokens
 from undertow.lab.training.checkpoints import ProvenCheckpoints
 from undertow.lab.training.depth import DepthTraining
 from undertow.lab.training.gates import FastGates
@@ -36,13 +37,23 @@ class RecipeTrainer(FastGates, DepthTraining, GuardedSteps, ProvenCheckpoints, T
         super().__init__(**settings)
         self.section, self.gate_multiplier = section, section.gate_multiplier
         self.padded: list[int] = []
+        self.tokens: list[torch.Tensor] = []
+        self.rows = 0
         self.check_start()
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         if model.training:
             self.padded.append(inputs["input_ids"].shape[1])
+            self.tokens.append(real_tokens(inputs).sum())  # read when it is logged
+            self.rows += len(inputs["input_ids"])
         # With a cache, transformers does not tell packed documents apart.
         return super().compute_loss(model, {**inputs, "use_cache": False}, *args, **kwargs)
+
+    def taken(self) -> list[int]:
+        """How many tokens, padding not counted, and rows were trained on since this was asked."""
+        found = [int(sum(self.tokens)), self.rows]
+        self.tokens, self.rows = [], 0
+        return found
 
     def lengths(self, recipe: Recipe) -> dict[str, float]:
         """The mean number of tokens of a batch, padding included, and of groups that an exact
