@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What a machine with a GPU alone can settle, in under ten minutes: scripts/check_gpu.sh [FOLDER]
-# CUDA and Triton tests, then speed and memory of the shapes of docs/results/speed.md in bfloat16,
-# with PyTorch's attention and, where flash-attn is installed, with that. A report a step in FOLDER
+# CUDA and Triton tests, compiled and captured steps against eager ones among them, then speed and
+# memory of the shapes of docs/results/speed.md in bfloat16, with PyTorch's attention and, where
+# flash-attn is installed, with that, eager and compiled. A report a step in FOLDER
 # (gpu-check unless given); every step runs, and the exit status is 1 where one failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -21,15 +22,16 @@ step() { # name, seconds at most, command...
 }
 
 bench() { # name, settings...
-    local name=$1
+    local name=$1 limit=60
+    case $name in *-compiled) limit=120 ;; esac
     shift
-    step "bench-$name" 75 "$undertow" bench --device=cuda --precision=bfloat16 --rounds=3 \
+    step "bench-$name" "$limit" "$undertow" bench --device=cuda --precision=bfloat16 --rounds=3 \
         "$@" --output "$folder/$name"
 }
 
 : >"$folder/summary.txt"
 step device 30 "$python" -c 'import torch; print(torch.__version__, torch.cuda.get_device_name())'
-step tests 240 env HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
+step tests 200 env HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
     "$python" -m pytest -m gpu -p no:cacheprovider
 
 attentions=(sdpa)
@@ -43,5 +45,11 @@ for attention in "${attentions[@]}"; do
         --key_value_heads=2 --head_width=64 --tokens=128 --batch=16 --recurrence="$turboconn" \
         --measures='[train, decode, memory]' --only="[exact, 'exact states, adjoint(1)']"
 done
+bench t2mlr-compiled --width=576 --heads=9 --key_value_heads=3 --head_width=64 --compile=regional \
+    --measures='[train, decode]' --decoding='[dynamic, compiled]' --rows='[1]' \
+    --only="['scan(1), adjoint(1)', exact]"
+bench turboconn-compiled --layers=16 --width=512 --heads=8 --key_value_heads=2 --head_width=64 \
+    --tokens=128 --batch=16 --recurrence="$turboconn" --compile=regional \
+    --measures='[train, decode]' --decoding='[dynamic, compiled]' --rows='[1]' --only='[exact]'
 cat "$folder/summary.txt"
 exit $failed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from undertow import T2MLR, Sequential, SoftToken, TurboConn
 from undertow.errors import ConfigError
 from undertow.host.attachment import find_pathway
-from undertow.lab.benchmark import Bench, bench
+from undertow.lab.benchmark import Bench, bench, candidates
 from undertow.lab.benchmark.candidates import (
     MATCHED,
     count,
@@ -23,6 +24,7 @@ from undertow.lab.benchmark.candidates import (
 )
 from undertow.lab.benchmark.literal import LiteralRollout
 from undertow.lab.benchmark.memory import peak_memory
+from undertow.lab.benchmark.run import train_step
 from undertow.pathways import Recurrence
 
 SHAPE = {
@@ -66,17 +68,29 @@ def test_the_matched_transformer_has_as_many_parameters_and_no_more_than_it_need
 
 
 def test_a_benchmark_writes_a_table_and_json(tmp_path: Path) -> None:
-    timed = dataclasses.replace(settings(T2MLR(1, 2)), measures=("train", "prefill", "decode"))
+    timed = dataclasses.replace(
+        settings(T2MLR(1, 2)), measures=("train", "prefill", "decode"), rows=(1, 8)
+    )
     text = bench(timed, tmp_path)
     assert text == (tmp_path / "bench.md").read_text().rstrip("\n")
     record = json.loads((tmp_path / "bench.json").read_text())
     assert set(record["results"]) == {"train step", "prefill", "decode, a token"}
     decoded = record["results"]["decode, a token"]
-    assert {"transformer, 8 rows", "recurrent", "recurrent, 32 rows"} <= set(decoded)
-    for candidates in record["results"].values():
-        assert candidates[MATCHED]["ratio"] == 1
-        assert all(timing["seconds"] > 0 for timing in candidates.values())
+    assert {"transformer, 8 rows", "recurrent", "recurrent, 8 rows"} <= set(decoded)
+    for measured in record["results"].values():
+        assert measured[MATCHED]["ratio"] == 1
+        assert all(timing["seconds"] > 0 for timing in measured.values())
     assert set(record["results"]["train step"]) == set(training_candidates(settings(T2MLR(1, 2))))
+
+
+@pytest.mark.parametrize("compile", ["none", "regional"])
+def test_candidates_are_compiled_if_asked_for(compile: Any, monkeypatch: Any) -> None:
+    """But for the paper's loop."""
+    asked: list[Any] = []
+    monkeypatch.setattr(candidates, "compile_layers", asked.append)
+    names = ("exact", "exact, the paper's loop taken literally")
+    train_step(dataclasses.replace(settings(T2MLR(1, 2)), compile=compile, only=names))
+    assert len(asked) == (3 if compile == "regional" else 0)
 
 
 def test_memory_is_measured_in_a_process_of_its_own() -> None:

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from undertow.errors import ConfigError, nearest
-from undertow.host import attach, set_solver
+from undertow.host import attach, compile_layers, set_solver
 from undertow.host.attachment import find_pathway
 from undertow.lab.benchmark.literal import LiteralRollout
 from undertow.lab.benchmark.settings import Bench
@@ -51,6 +51,13 @@ def recurrent(bench: Bench, solver: Solver | None = None, prefill: Solver | None
     model = attach(transformer(bench), bench.recurrence, solver)
     set_solver(model, prefill=prefill)
     find_pathway(model).open()
+    return model
+
+
+def compiled(bench: Bench, model: Any) -> Any:
+    """A model for training, compiled if that is asked for; the paper's loop stays as it is."""
+    if bench.compile == "regional" and isinstance(model, PreTrainedModel):
+        compile_layers(model)
     return model
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from undertow.errors import ConfigError
-from undertow.lab.benchmark.candidates import training_candidates
+from undertow.lab.benchmark.candidates import compiled, training_candidates
 from undertow.lab.benchmark.settings import Bench
 from undertow.mapping import from_mapping, to_mapping
 
@@ -39,10 +39,9 @@ def status(field: str) -> int:
 
 def measure(bench: Bench, model: Any) -> int:
     ids = torch.randint(0, bench.vocabulary, (bench.batch, bench.tokens), device=bench.device)
-    small = ids[:1, :2]
-    model(
-        input_ids=small, labels=small, use_cache=False
-    ).loss.backward()  # gradients are there before it is measured
+    # Gradients are there before it is measured, and whatever is compiled is.
+    small = ids if bench.compile == "regional" else ids[:1, :2]
+    compiled(bench, model)(input_ids=small, labels=small, use_cache=False).loss.backward()
     if bench.device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -14,6 +14,7 @@ from transformers import CompileConfig
 from undertow.files import write_json, write_text
 from undertow.lab.benchmark.candidates import (
     MATCHED,
+    compiled,
     matched,
     prefill_solvers,
     recurrent,
@@ -87,10 +88,10 @@ def train_step(settings: Bench) -> dict[str, Timing]:
 
         return run
 
-    steps = {
-        name: timed(step(make().train()), settings.device)
-        for name, make in training_candidates(settings).items()
-    }
+    models = {name: make().train() for name, make in training_candidates(settings).items()}
+    for model in models.values():
+        compiled(settings, model)
+    steps = {name: timed(step(model), settings.device) for name, model in models.items()}
     return interleaved(steps, MATCHED, settings.rounds)
 
 

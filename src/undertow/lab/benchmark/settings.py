@@ -53,6 +53,9 @@ class Bench:
     decoding: Annotated[tuple[Decoding, ...], Field(min_length=1)] = ("dynamic",)
     """How to decode: dynamic is what generate does by itself; compiled is a static cache and
     torch.compile, which takes about a minute a candidate and number of rows on a CPU."""
+    compile: Literal["none", "regional"] = "none"
+    """regional trains with compiled layers, and an exact rollout with compiled groups, all but the
+    paper's loop; compiling takes about a minute a candidate on a CPU."""
     only: tuple[str, ...] = ()
     """Train only these schemes beside the Transformers, by name, such as [exact, "scan(2,1)"]; all
     if left out."""
