@@ -19,12 +19,24 @@ from undertow.cli.evaluate import EVAL
 from undertow.cli.generate import GENERATE
 from undertow.cli.inspect import INSPECT
 from undertow.cli.study import STUDY
+from undertow.cli.tokenize import TOKENIZE
 from undertow.cli.train import TRAIN
 from undertow.errors import Interrupted, UndertowError, nearest
 from undertow.lab.signals import hearing, stop
 from undertow.reading import is_text
 
-ALL: Sequence[Command] = (TRAIN, EVAL, STUDY, GENERATE, CHAINS, INSPECT, CONVERT, BENCH, DEMO)
+ALL: Sequence[Command] = (
+    TRAIN,
+    EVAL,
+    STUDY,
+    TOKENIZE,
+    GENERATE,
+    CHAINS,
+    INSPECT,
+    CONVERT,
+    BENCH,
+    DEMO,
+)
 COMMANDS = {command.name: command for command in ALL}
 
 

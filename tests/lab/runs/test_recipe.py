@@ -154,8 +154,8 @@ def test_no_setting_of_another_kind_is_kept_in_silence(tmp_path: Path) -> None:
         (
             {"task": "party"},
             "expected one of arithmetic, bbh-arithmetic, chat, group_retrieval, group_tracking, "
-            "gsm8k, gsm_symbolic, hotpotqa, parity, prosqa, text, variables, got 'party'; did you "
-            "mean 'parity'?",
+            "gsm8k, gsm_symbolic, hotpotqa, parity, prosqa, shards, text, variables, got 'party'; "
+            "did you mean 'parity'?",
         ),
         (
             {"recurrence": {"kind": "t2mlr", "first_layer": 0, "lastlayer": 1}},

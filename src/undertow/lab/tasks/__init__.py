@@ -17,6 +17,7 @@ from undertow.lab.tasks.hotpotqa import HotpotQA
 from undertow.lab.tasks.parity import Parity
 from undertow.lab.tasks.prosqa import ProsQA
 from undertow.lab.tasks.retrieval import GroupRetrieval
+from undertow.lab.tasks.shards import Shards
 from undertow.lab.tasks.text import Text
 from undertow.lab.tasks.tokenizer import character_tokenizer
 from undertow.lab.tasks.variables import VariableAssignment
@@ -41,6 +42,7 @@ __all__ = [
     "Parity",
     "PromptedTask",
     "ProsQA",
+    "Shards",
     "Split",
     "Task",
     "TaskDataset",

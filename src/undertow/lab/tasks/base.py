@@ -51,6 +51,8 @@ class Task(ABC):
     """Whether items are generated without end, in any length that is asked for."""
     windows: ClassVar[bool] = False
     """Whether items are cut to a number of tokens, so that none is too long."""
+    ordered_lazily: ClassVar[bool] = False
+    """Whether items may be too many for a list of them; they must be windows."""
 
     @property
     def longest(self) -> int | None:

@@ -72,7 +72,7 @@ def documents(sources: Sources) -> Iterator[Document]:
             continue
         try:
             for where, row in rows_of(path):
-                text = _text_of(row, sources.column, where)
+                text = text_of(row, sources.column, where)
                 yield Document(split_of(text), text, True)
         except OSError as error:
             raise _unreadable(path, error) from error
@@ -86,7 +86,7 @@ def _of_hub(name: str, column: str) -> Iterator[Document]:
     for split, theirs in own.items():
         if split == "train" or not divided:
             for number, row in enumerate(streamed(splits[theirs], name)):
-                text = _text_of(row, column, f"{name}, {theirs} row {number}")
+                text = text_of(row, column, f"{name}, {theirs} row {number}")
                 yield Document(split_of(text) if divided else split, text, True)
 
 
@@ -106,7 +106,7 @@ def streamed(rows: Iterable[Any], name: str) -> Iterator[Any]:
         yield row
 
 
-def _text_of(row: object, column: str, where: str) -> str:
+def text_of(row: object, column: str, where: str) -> str:
     text = row.get(column) if isinstance(row, dict) else None
     if not isinstance(text, str):
         raise DataError(

@@ -45,6 +45,20 @@ class Tokens(NamedTuple):
     starts: Any
     empty: int
 
+    @property
+    def total(self) -> int:
+        return len(self.ids)
+
+    @property
+    def documents(self) -> int:
+        return len(self.starts)
+
+    def stretch(self, start: int, stop: int) -> tuple[list[int], list[int]]:
+        """See `undertow.lab.tasks.windows.Row`."""
+        ids: list[int] = self.ids[start:stop].tolist()
+        first, last = np.searchsorted(self.starts, [start + 1, start + len(ids)])
+        return ids, (self.starts[first:last] - start).tolist()
+
 
 def tokens_of(
     sources: Sources, tokenizer: PreTrainedTokenizerBase, cache: Path | None
@@ -119,7 +133,7 @@ def _in_memory(sources: Sources, tokenizer: PreTrainedTokenizerBase) -> dict[Spl
     parts: dict[Split, list[Any]] = {split: [] for split in SPLITS}
     empty: Counter[Split] = Counter()
     for split, ids in encoded(documents(sources), tokenizer, empty):
-        parts[split].append(np.array(ids, dtype=_id_type(tokenizer)))
+        parts[split].append(np.array(ids, dtype=id_type(tokenizer)))
     found = {}
     for split, arrays in parts.items():
         starts = np.cumsum([0, *(len(array) for array in arrays)], dtype=np.int64)[:-1]
@@ -162,7 +176,7 @@ def _on_disk(
 
 def _write(sources: Sources, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Tokenize into a temporary folder, which then gets its name: one that has it is complete."""
-    kind, empty = _id_type(tokenizer), Counter[Split]()
+    kind, empty = id_type(tokenizer), Counter[Split]()
     lengths = dict.fromkeys(SPLITS, 0)
     temporary = None
     try:
@@ -209,7 +223,7 @@ def _mapped(path: Path, kind: str) -> Any:
     return np.memmap(path, dtype=kind, mode="r") if path.stat().st_size else np.empty(0, dtype=kind)
 
 
-def _id_type(tokenizer: PreTrainedTokenizerBase) -> type[np.unsignedinteger[Any]]:
+def id_type(tokenizer: PreTrainedTokenizerBase) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if len(tokenizer) <= 2**16 else np.uint32
 
 

@@ -14,6 +14,7 @@ from undertow.errors import ConfigError, DataError
 from undertow.lab.runs.recipe import Recipe, TrainingSection
 from undertow.lab.tasks import Task, TaskDataset
 from undertow.lab.training.machine import check_order
+from undertow.lab.training.order import Shuffled
 
 # Batches among which examples are sorted by length: enough to save padding, few enough to stay well
 # mixed.
@@ -44,7 +45,7 @@ def training_set(
     limit = most_tokens(section, context)
     a_step = section.batch * section.accumulate
     wanted = section.steps * a_step
-    if section.epochs is None:
+    if section.epochs is None and not task.ordered_lazily:
         check_order(wanted)
     size = task.size("train", tokenizer)
     count = size if section.examples is None else section.examples
@@ -53,6 +54,11 @@ def training_set(
         raise ConfigError(
             f"training.epochs is set, but {task.kind} is generated without end; set "
             "training.examples as well"
+        )
+    if task.ordered_lazily and section.max_tokens is not None:
+        raise ConfigError(
+            f"training.max_tokens leaves nothing out of {task.kind}, which are cut to windows; set "
+            "task.context in its place"
         )
     dataset = TaskDataset(
         task.seeded(seed),
@@ -69,7 +75,10 @@ def training_set(
         )
     if section.epochs is not None:
         wanted = -(-section.epochs * len(dataset) // a_step) * a_step
-        check_order(wanted)
+        if not task.ordered_lazily:
+            check_order(wanted)
+    if task.ordered_lazily:  # windows are alike, so there is nothing to put together by length
+        return Subset(dataset, Shuffled(len(dataset), wanted, seed)), dataset.skipped
     lengths = dataset.lengths() if section.bucket_by_length or not endless else []
     if section.max_tokens is None and not task.windows:
         dataset.check_lengths(lengths)
