@@ -12,11 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 from two import Commands, free_port
 
 from undertow.lab.runs.run import Run
+from undertow.lab.tasks import character_tokenizer
+from undertow.lab.tasks.shard_files import SPLITS, write_index, write_part
+from undertow.lab.tasks.shards import words_of
 
 TRAINING: dict[str, Any] = {"steps": 10, "batch": 4, "save_every": 3}
 SAME = 1e-5
@@ -89,15 +93,32 @@ def test_two_processes_train_as_one(changes: dict[str, Any], tmp_path: Path, sta
     )
 
 
+def sharded(folder: Path) -> dict[str, Any]:
+    """Changes to the tiny recipe: it trains on shards, more than one pass of them."""
+    draw, tokenizer = np.random.default_rng(0), character_tokenizer("abcdefgh")
+    tokenizer.save_pretrained(folder / "tokenizer")
+    parts: Any = {}
+    for split in SPLITS:
+        documents = [(7, draw.integers(3, 11, 7)) for _ in range(40)]
+        halves = enumerate((documents[:20], documents[20:]))
+        parts[split] = [write_part(folder, f"{split}-{n}", half, "uint16", 0) for n, half in halves]
+    write_index(folder, {"id_type": "uint16", "words": words_of(tokenizer)}, parts)
+    model = {"layers": 2, "width": 16, "heads": 2, "tokenizer": str(folder / "tokenizer")}
+    task = {"kind": "shards", "folder": str(folder), "context": 12}
+    return {"task": task, "model": model, "evaluation": {"lengths": [], "examples": 8}}
+
+
 def test_killed_and_resumed_by_two_and_by_one(tmp_path: Path, started: Any) -> None:
-    assert started("whole").end()[0] == [0, 0]
+    (tmp_path / "shards").mkdir()
+    changes = sharded(tmp_path / "shards")
+    assert started("whole", **changes).end()[0] == [0, 0]
     for count in (2, 1):
         folder = f"killed-{count}"
-        killed = started(folder)
+        killed = started(folder, **changes)
         wait_for(run_of(tmp_path, folder).folder / "checkpoint-3")
         killed.kill()
         assert not run_of(tmp_path, folder).finished
-        assert started(folder, count).end()[0] == [0] * count
+        assert started(folder, count, **changes).end()[0] == [0] * count
         assert curve(tmp_path, folder) == pytest.approx(curve(tmp_path, "whole"), rel=SAME)
 
 

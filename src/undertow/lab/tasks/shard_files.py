@@ -4,6 +4,7 @@ checked when it is read."""
 from __future__ import annotations
 
 import json
+import mmap
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -77,11 +78,19 @@ class Mapped(NamedTuple):
         """Ids from `start` to `stop`; raises DataError if a block of them is not what was
         written."""
         size = self.ids.itemsize
-        for block in range(start * size // BLOCK, -(-stop * size // BLOCK)):
+        first, last = start * size // BLOCK, -(-stop * size // BLOCK)
+        for block in range(first, last):
             at = block * BLOCK
             if zlib.crc32(self.content[at : at + BLOCK]) != self.sums[block]:
                 raise damaged(self.path, f"bytes {at:,} and on are not what was written")
-        return self.ids[start:stop]
+        found = self.ids[start:stop].copy()
+        if hasattr(mmap, "MADV_DONTNEED") and isinstance(self.content, np.memmap):
+            # What was read would count as this process's until others want the memory.
+            area: Any = self.content._mmap  # type: ignore[attr-defined]
+            area.madvise(
+                mmap.MADV_DONTNEED, first * BLOCK, min(last * BLOCK, len(area)) - first * BLOCK
+            )
+        return found
 
 
 @lru_cache(maxsize=OPEN)
