@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from itertools import groupby
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -290,7 +291,16 @@ def _begin(folder: str, alone: bool = False) -> None:
     global _tokenizer
     if not alone:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     _tokenizer = AutoTokenizer.from_pretrained(folder)
+
+
+def _end_with_parent() -> None:
+    """End when the process that started this one is killed, which its pool would not notice."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _write(folder: Path, chunk: Chunk, kind: str) -> None:
