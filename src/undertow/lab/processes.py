@@ -169,15 +169,6 @@ def total(values: list[int]) -> list[int]:
     return [int(value) for value in shared]
 
 
-def summed(values: list[float]) -> list[float]:
-    """The sum over all processes, value by value."""
-    if world() == 1:
-        return values
-    shared = torch.tensor(values, dtype=torch.float64)
-    distributed.all_reduce(shared)
-    return [float(value) for value in shared]
-
-
 def wait() -> None:
     """Wait until every process is here."""
     if world() > 1:

@@ -23,7 +23,6 @@ from undertow.lab.tasks import Parity
 from undertow.lab.training import Recipe, run, train
 from undertow.lab.training.build import build
 from undertow.lab.training.data import training_set
-from undertow.lab.training.measures import Cost
 from undertow.lab.training.trainer import RecipeTrainer
 
 IDS = torch.tensor([[3, 4, 4, 5, 3, 1, 4, 4]])
@@ -176,7 +175,7 @@ def optimizer_groups(recipe: Recipe, folder: Path) -> tuple[Any, list[dict[str, 
     """A recipe's model, and the groups of parameters that its optimiser has."""
     model, _ = build(recipe, seed=0)
     trainer = RecipeTrainer(
-        recipe.training, Cost(1.0, 0.0), model=model, args=run.arguments(recipe, folder, seed=0)
+        recipe.training, model=model, args=run.arguments(recipe, folder, seed=0)
     )
     return model, trainer.create_optimizer().param_groups
 

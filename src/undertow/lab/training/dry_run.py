@@ -22,7 +22,6 @@ from undertow.lab.tables import table
 from undertow.lab.training.build import count_parameters, outline, tokenizer_for
 from undertow.lab.training.data import most_tokens
 from undertow.lab.training.fit import check_data, check_model
-from undertow.lab.training.measures import Cost
 
 # Sustained rates in TFLOP/s, by training.precision, within reach for models of 100 million
 # parameters and more: three or four tenths of the peak, six of plain fp32's. None where a device
@@ -163,7 +162,9 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
     counts = count_parameters(model)
     parameters, trained = counts["parameters"], counts["trainable"]
     whole, block = layer_costs(recipe, model, tokens)
-    backward_passes = recipe.solver.passes()[1] if recurs_in_time(model) else 1
+    forward_passes, backward_passes = recipe.solver.passes() if recurs_in_time(model) else (1, 1)
+    forward = whole + block * (forward_passes - 1)
+    backward = 2 * (whole + block * (backward_passes - 1))
     config = model.config.get_text_config()
     per_layer = 10 * config.hidden_size + 3 * (
         getattr(config, "intermediate_size", None) or 4 * config.hidden_size
@@ -181,7 +182,7 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
         tokens=tokens,
         total_tokens=float(steps) * batch * tokens,
         forward=whole,
-        training=training_cost(recipe, model, tokens),
+        training=forward + backward,
         size=size,
         left_out=1 - len(kept) / len(lengths),
         weights=4 * parameters + 12 * trained,
@@ -189,20 +190,6 @@ def estimate(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> 
         * tokens
         * (stored * depth * per_layer + 8 * config.vocab_size / each),  # logits in fp32
     )
-
-
-def training_cost(recipe: Recipe, model: Any, tokens: float) -> float:
-    """Operations a token of a training step, of all the solver's passes, on rows of so many."""
-    whole, block = layer_costs(recipe, model, tokens)
-    forward, backward = recipe.solver.passes() if recurs_in_time(model) else (1, 1)
-    return whole + block * (forward - 1) + 2 * (whole + block * (backward - 1))
-
-
-def cost_of(recipe: Recipe, model: Any) -> Cost:
-    """The same for rows of any length, in tokens without pauses."""
-    each = 1 + recipe.model.pauses
-    token = training_cost(recipe, model, 0.0)
-    return Cost(each * token, each * each * (training_cost(recipe, model, 1.0) - token))
 
 
 def layer_costs(recipe: Recipe, model: Any, tokens: float) -> tuple[float, float]:

@@ -24,7 +24,6 @@ from undertow.lab.runs.run import Run, trained_part
 from undertow.lab.tasks import PadCollator
 from undertow.lab.training.build import build
 from undertow.lab.training.data import check_documents, held_out_set, training_set
-from undertow.lab.training.dry_run import cost_of
 from undertow.lab.training.gates import GateLog
 from undertow.lab.training.guard import Guard
 from undertow.lab.training.interrupts import Interrupts, TimedSaves, how_to_go_on
@@ -142,7 +141,6 @@ class Training:
         if section.threads is not None:
             torch.set_num_threads(section.threads)
         model, self.tokenizer = build(recipe, seed)
-        cost = cost_of(recipe, model)
         if section.compile == "regional":
             compile_layers(model)
         context = context_of(model)
@@ -181,7 +179,6 @@ class Training:
         watches = recurs_in_time(model) and not recipe.solver.exact
         self.trainer = RecipeTrainer(
             section,
-            cost,
             model=model,
             args=arguments(recipe, self.run.folder, seed, len(held_out) > 0, steps),
             train_dataset=dataset,

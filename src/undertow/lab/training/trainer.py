@@ -19,7 +19,6 @@ from undertow.lab.training.checkpoints import ProvenCheckpoints
 from undertow.lab.training.depth import DepthTraining
 from undertow.lab.training.gates import FastGates
 from undertow.lab.training.guard import GuardedSteps
-from undertow.lab.training.measures import Clock, Cost, MeasuredSteps, peak
 from undertow.lab.training.schedule import cosine_restarts
 
 # Its name up to transformers 5.23 was gradient_checkpointing.
@@ -30,16 +29,12 @@ CHECKPOINTING = next(
 )
 
 
-class RecipeTrainer(
-    MeasuredSteps, FastGates, DepthTraining, GuardedSteps, ProvenCheckpoints, Trainer
-):
+class RecipeTrainer(FastGates, DepthTraining, GuardedSteps, ProvenCheckpoints, Trainer):
     """A Trainer that takes the examples in the order that `training_set` chose; its gates learn at
     their own rate."""
 
-    def __init__(self, section: TrainingSection, cost: Cost, **settings: Any) -> None:
+    def __init__(self, section: TrainingSection, **settings: Any) -> None:
         super().__init__(**settings)
-        self.cost, self.peak, self.clock = cost, peak(section.precision), Clock()
-        self.add_callback(self.clock)
         self.section, self.gate_multiplier = section, section.gate_multiplier
         self.padded: list[int] = []
         self.tokens: list[torch.Tensor] = []
