@@ -14,7 +14,7 @@ from helpers import SAME, hosted, some, tokens
 from undertow import Sequential
 from undertow.host import compiled_group, compiling
 from undertow.host.attachment import find_attachment
-from undertow.host.compiled_group import CompiledGroups, run_group
+from undertow.host.compiled_group import CompiledGroups, KeysOnce, run_group
 from undertow.host.rollout_cache import RolloutLayer
 from undertow.host.weight_gradients import WeightGradients
 
@@ -138,6 +138,38 @@ def test_control_what_is_left_out_shows(
     found = gradients(in_one_call(model), ids)
     found = {name: found.get(name, torch.zeros_like(each)) for name, each in wanted.items()}
     assert worst(found, wanted) > 100 * SAME
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_no_group_keeps_all_keys_of_its_own(
+    name: str, ran: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of them, one a group, would take memory quadratic in the length."""
+    let_go, left = [], []
+    settle, pack = KeysOnce.settle, KeysOnce.pack
+    copies: list[torch.Tensor] = []
+
+    def packed(self: KeysOnce, tensor: torch.Tensor) -> Any:
+        count = len(self.saved)
+        kept = pack(self, tensor)
+        copies.extend([tensor.detach().clone()] if len(self.saved) > count else [])
+        return kept
+
+    def spy(self: KeysOnce) -> None:
+        saved = list(self.saved)
+        settle(self)
+        let_go.append(sum(each.view is not None for each in saved))
+        left.append(sum(each.tensor is not None for each in saved))
+        for each, before in zip(saved, copies, strict=True):
+            assert torch.equal(each.again(), before) and each.again().stride() == before.stride()
+        copies.clear()
+
+    monkeypatch.setattr(KeysOnce, "settle", spy)
+    monkeypatch.setattr(KeysOnce, "pack", packed)
+    gradients(in_one_call(hosted(name, "t2mlr-whole", solver=Sequential()).train()), tokens(2, 11))
+    assert len(let_go) == len(ran) > 5
+    assert min(let_go[1:]) == max(let_go[1:]) >= 4, "the control: keys and values of two layers"
+    assert not any(left[1:])
 
 
 def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

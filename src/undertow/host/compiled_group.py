@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 from transformers.cache_utils import Cache
 
 from undertow.host.arguments import Call, CallLayout, Cutter, Group, Path, changed, found
@@ -188,6 +189,101 @@ class After(torch.autograd.Function):
         return None, output, states, None, *slots, *[None] * len(held.inputs)
 
 
+@dataclass
+class Saved:
+    """A tensor that a group's backward pass needs; where it only repeats heads of a rollout's
+    buffer, these in its place.
+
+    Attributes:
+        tensor: the tensor; None where `view` stands for it.
+        view: keys or values so far, ``[B, heads, n, head width]``.
+        times: how often each head is repeated.
+        strides: how the tensor lay in memory, which a compiled backward pass insists on.
+    """
+
+    tensor: torch.Tensor | None
+    view: torch.Tensor | None = None
+    times: int = 1
+    strides: tuple[int, ...] = ()
+
+    def stands_for(self, view: torch.Tensor, tokens: int) -> bool:
+        """Whether the tensor repeats the heads of a view, each as often, or holds it as it is:
+        judged by its last `tokens`."""
+        tensor = self.tensor
+        assert tensor is not None
+        times, rest = divmod(tensor.shape[1], view.shape[1])
+        if rest or tensor.shape[0] != view.shape[0] or tensor.shape[2:] != view.shape[2:]:
+            return False
+        repeated = tensor[:, :, -tokens:].unflatten(1, (view.shape[1], times))
+        return bool((repeated == view[:, :, None, -tokens:]).all())
+
+    def let_go(self, view: torch.Tensor) -> None:
+        """Keep the view in place of the tensor."""
+        assert self.tensor is not None
+        self.times, self.strides = self.tensor.shape[1] // view.shape[1], self.tensor.stride()
+        self.view, self.tensor = view, None
+
+    def again(self) -> torch.Tensor:
+        """The tensor."""
+        if self.tensor is not None:
+            return self.tensor
+        assert self.view is not None
+        view = self.view[:, :, None].expand(-1, -1, self.times, -1, -1)
+        shape = (view.shape[0], view.shape[1] * self.times, *view.shape[3:])
+        made = view.new_empty_strided(shape, self.strides)
+        made.unflatten(1, view.shape[1:3]).copy_(view)
+        return made
+
+
+class KeysOnce(saved_tensors_hooks):
+    """Keeps keys and values of all tokens so far, which each group's backward pass needs, as views
+    of the buffers: as copies, one a group, they would take memory quadratic in the length.
+
+    Which of the saved tensors are such copies is found out in a forward's first group, when there
+    are few tokens, and looked at again in each by its last token, whose keys no other layer has.
+    """
+
+    def __init__(self, buffers: list[RolloutLayer]) -> None:
+        self.buffers = buffers
+        self.stop = 0
+        self.saved: list[Saved] = []
+        # For each of these, by its number: the buffer and which of its views, if any.
+        self.places: list[tuple[int, int] | None] = []
+        super().__init__(self.pack, self.unpack)
+
+    def of_group(self, stop: int) -> KeysOnce:
+        """The hooks for the group that ends before token `stop`."""
+        self.stop, self.saved = stop, []
+        return self
+
+    def pack(self, tensor: torch.Tensor) -> Saved | torch.Tensor:
+        # Kept as it is, a node's own output would hold that node: a cycle.
+        tensor = tensor if tensor.grad_fn is None else tensor.detach()
+        if tensor.ndim != 4 or tensor.shape[2] != self.stop:
+            return tensor
+        self.saved.append(Saved(tensor))
+        return self.saved[-1]
+
+    @staticmethod
+    def unpack(kept: Saved | torch.Tensor) -> torch.Tensor:
+        return kept.again() if isinstance(kept, Saved) else kept
+
+    def settle(self) -> None:
+        """Let go of the copies among what the group saved, whose own keys and values are written by
+        now."""
+        views = [layer.views(self.stop) for layer in self.buffers]
+        every = [(layer, which) for layer in range(len(views)) for which in (0, 1)]
+        if not self.places:
+            self.places = [
+                next((p for p in every if each.stands_for(views[p[0]][p[1]], self.stop)), None)
+                for each in self.saved
+            ]
+        for each, place in zip(self.saved, self.places, strict=False):
+            if place is not None and each.stands_for(views[place[0]][place[1]], 1):
+                each.let_go(views[place[0]][place[1]])
+        self.saved = []
+
+
 @functools.cache
 def compiled_group() -> Callable[..., Any]:
     """`run_group`, compiled anew for each kind of layer and shape of group, whatever the keys."""
@@ -213,6 +309,7 @@ class CompiledGroups:
         self.caches = {i: each.cache for i, each in self.layouts.items() if each.cache is not None}
         self.buffers = [cache.buffers(index) for index in pathway.block]
         self.weights = WeightGradients(pathway, self.layers)
+        self.kept = KeysOnce(self.buffers)
 
     def run(
         self,
@@ -232,24 +329,27 @@ class CompiledGroups:
         views, slots = given[: 2 * len(self.buffers)], given[2 * len(self.buffers) :]
         for each in views:
             torch._dynamo.maybe_mark_dynamic(each, 2)
-        output, states, keys, values, inputs = compiled_group()(
-            self.pathway,
-            self.layers,
-            self.calls(start, stop, hidden.device),
-            self.caches,
-            self.weights.by_layer,
-            hidden,
-            received,
-            written,
-            dict(zip(self.layers, views[::2], strict=True)),
-            dict(zip(self.layers, views[1::2], strict=True)),
-            slots,
-        )
+        calls = self.calls(start, stop, hidden.device)
+        with self.kept.of_group(stop):
+            output, states, keys, values, inputs = compiled_group()(
+                self.pathway,
+                self.layers,
+                calls,
+                self.caches,
+                self.weights.by_layer,
+                hidden,
+                received,
+                written,
+                dict(zip(self.layers, views[::2], strict=True)),
+                dict(zip(self.layers, views[1::2], strict=True)),
+                slots,
+            )
         held.numbers = tuple(inputs)
         made = [each for index in self.layers for each in (keys[index], values[index])]
         linked: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = After.apply(
             chain, output, states, held, *made, *inputs.values()
         )
+        self.kept.settle()
         return linked
 
     def calls(self, start: int, stop: int, device: torch.device) -> dict[int, Call]:
