@@ -4,10 +4,11 @@ after an interruption."""
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 import yaml
 from matplotlib import image
 
@@ -88,9 +90,7 @@ def recipe_with(**sections: Mapping[str, Any]) -> dict[str, Any]:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs go on in a thread: a process of their own imports all of PyTorch."""
     monkeypatch.setattr(
-        study_module,
-        "ProcessPoolExecutor",
-        lambda workers, context, initializer: ThreadPoolExecutor(workers),
+        study_module, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers)
     )
 
 
@@ -722,3 +722,28 @@ def test_curves_are_drawn(curves: Curves, panels: int, colors: int, tmp_path: Pa
     before = path.read_bytes()
     curves_figure({labels: seeds[:0] for labels, seeds in curves.items()}, path, "title", "nats")
     assert (path.read_bytes() != before) == (colors > 0), "a figure takes the place of an old one"
+
+
+def test_each_gpu_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert study_module.places(3) == ["", "", ""]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert study_module.places(3) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-1a2b")
+    assert study_module.places(1) == ["5", "GPU-1a2b"]
+
+
+def visible(_: int) -> str:
+    time.sleep(0.5)  # so that the other process takes one too
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "none")
+
+
+def test_a_worker_sees_its_place_alone() -> None:
+    context = get_context("spawn")
+    queue = context.SimpleQueue()
+    for place in ("3", "4"):
+        queue.put(place)
+    with ProcessPoolExecutor(2, context, study_module.begin_worker, (queue,)) as workers:
+        assert set(workers.map(visible, range(8))) <= {"3", "4"}
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") not in ("3", "4")

@@ -1,6 +1,7 @@
 """`undertow train --dry-run` on the full-scale recipes and tiny ones: counts against hand
 computations, no files written."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -117,6 +118,44 @@ def test_full_scale_recipes(name: str, local: list[str]) -> None:
         assert costs == pytest.approx(3)
     else:  # 17 runs of the block forwards, 5 backwards, for a share of the layers
         assert 3 < costs < 17 + 2 * 5
+
+
+@pytest.mark.parametrize(("name", "devices"), [("t2mlr-1b-8-gpus", 8), ("t2mlr-1b-64-gpus", 64)])
+def test_recipes_for_many_gpus(name: str, devices: int, tmp_path: Path, local: list[str]) -> None:
+    """The batches and the model of the recipe for one, a share of each on every device."""
+    text = f"--task={{kind: text, files: [{tmp_path / 'text.txt'}], context: 2048}}"
+    recipe = load_recipe(RECIPES / "gpu" / f"{name}.yaml", [text, local[-1]])
+    one = load_recipe(RECIPES / "t2mlr-1b-9-24.yaml", [text, local[-1]])
+    assert recipe.training.batch * recipe.training.accumulate == 256
+    same = dataclasses.replace(
+        recipe.training, batch=4, accumulate=64, sharding="none", compile="none"
+    )
+    assert dataclasses.replace(recipe, name=one.name, training=same) == one
+    weights = 16 * PARAMETERS["t2mlr-1b-9-24"]
+    for said, share in ((dry_run(recipe, devices), devices), (dry_run(recipe), 1)):
+        cells = [[cell.strip() for cell in line.split("|")] for line in said.splitlines()]
+        found = {line[1]: line[2] for line in cells if len(line) > 3}
+        assert found["weights, gradients, AdamW"] == f"{weights / share / 2**30:.2f} GiB"
+        assert found["devices"] == str(share)
+
+
+def test_time_and_activations_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("undertow.lab.training.dry_run.DEVICES", {"slow": {"fp32": 1e-14}})
+    recipe = tiny.recipe(tmp_path, training={"batch": 4})
+    one, two = (dry_run(recipe, devices).splitlines() for devices in (1, 2))
+    assert [line for line in one if "weights," in line] == [
+        line for line in two if "weights," in line
+    ], "each has all of them unless they are sharded"
+    days = [float(lines[-1].split("|")[3].split()[0].replace(",", "")) for lines in (one, two)]
+    assert days[0] == pytest.approx(2 * days[1], rel=0.02)
+    with pytest.raises(ConfigError, match=r"devices is 3, of which each .* use a number that div"):
+        dry_run(recipe, 3)
+
+
+def test_devices_without_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tiny.recipe_file(tmp_path)
+    assert main(["train", str(path), "--devices=2"]) == 2
+    assert "--devices is 2, which --dry-run alone uses" in capsys.readouterr().err
 
 
 def test_what_training_would_refuse_is_refused(tmp_path: Path) -> None:

@@ -45,10 +45,14 @@ def make(settings: Study, recipes: Collection[Recipe]) -> None:
             raise Interrupted(number, GOES_ON)
 
     jobs = [(each, seed) for seed in settings.seeds for each in recipes if not finished(each, seed)]
-    workers = max(1, min(settings.workers, len(jobs)))
+    context, free = get_context("spawn"), places(settings.workers)
+    workers = max(1, min(len(free), len(jobs)))
+    queue = context.SimpleQueue()
+    for place in free:
+        queue.put(place)
     begun, ended = 0, 0
     running: set[Future[Path]] = set()
-    with hearing(hear), ProcessPoolExecutor(workers, get_context("spawn"), begin_worker) as pool:
+    with hearing(hear), ProcessPoolExecutor(workers, context, begin_worker, (queue,)) as pool:
         while True:
             # Only as many as go on at a time are handed over: a pool runs what it holds even after
             # a failure or a signal.
@@ -121,8 +125,21 @@ def train_and_evaluate(recipe: Recipe, seed: int) -> Path:
     return run.folder
 
 
-def begin_worker() -> None:
-    """Leave signals to the process that started this one, which passes them on, and end with it."""
+def places(workers: int) -> list[str]:
+    """Where runs go on at a time: one on each GPU, by what CUDA_VISIBLE_DEVICES shall be there, or
+    as many `workers` on a CPU."""
+    count = torch.cuda.device_count()
+    if count == 0:
+        return [""] * workers
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return seen.split(",")[:count] if seen else [str(number) for number in range(count)]
+
+
+def begin_worker(places: Any) -> None:
+    """Take a place, and leave signals to the process that started this one, which passes them on,
+    and end with it."""
+    if place := places.get():  # PyTorch looks at this when CUDA is first used
+        os.environ["CUDA_VISIBLE_DEVICES"] = place
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)  # between two runs
     end_with_parent()

@@ -35,7 +35,8 @@ class Study:
     seeds: tuple[Seed, ...] = (0, 1, 2)
     """Each combination is trained once a seed."""
     workers: PositiveInt = 2
-    """Runs at a time, each with training.threads threads, or one."""
+    """Runs at a time on a CPU, each with training.threads threads, or one. Where there are GPUs,
+    each has a run."""
     output: str = "runs"
     """Folder that the study's folder is made in."""
 

@@ -63,15 +63,23 @@ class Estimate:
     left_out: float
 
 
-def dry_run(recipe: Recipe) -> str:
+def dry_run(recipe: Recipe, devices: int = 1) -> str:
     """Build the model on the meta device, read some training and held-out examples, and tell what
-    training would cost.
+    training on a number of `devices`, one a process, would cost.
 
-    Nothing is written. Memory and time are rough: rates are those that `DEVICES` assumes.
+    Nothing is written. Memory is a device's own. Memory and time are rough: rates are those that
+    `DEVICES` assumes, and what devices tell each other takes no time.
 
     Raises:
         UndertowError: the recipe asks for what cannot be done, or its data cannot be read.
     """
+    section = recipe.training
+    if devices < 1 or section.batch % devices:
+        raise ConfigError(
+            f"devices is {devices}, of which each takes an equal part of training.batch, "
+            f"{section.batch}; use a number that divides it, or change training.batch"
+        )
+    parts = devices if section.sharding == "full" else 1  # of the weights and what goes with them
     check_data(recipe)
     tokenizer = (
         tokenizer_for(recipe) if recipe.model.path is None else load_tokenizer(recipe.model.path)
@@ -96,8 +104,9 @@ def dry_run(recipe: Recipe) -> str:
                 ["tokens in all", f"{found.total_tokens:.3g}"],
                 ["forward, FLOPs a token", f"{found.forward:.3g}"],
                 ["training, FLOPs a token", f"{found.training:.3g}"],
-                ["weights, gradients, AdamW", f"{found.weights / 2**30:.2f} GiB"],
-                ["activations of a batch", f"about {found.activations / 2**30:.2f} GiB"],
+                ["devices", f"{devices}"],
+                ["weights, gradients, AdamW", f"{found.weights / parts / 2**30:.2f} GiB"],
+                ["activations of a batch", f"about {found.activations / devices / 2**30:.2f} GiB"],
             ],
         ),
         "",
@@ -107,7 +116,9 @@ def dry_run(recipe: Recipe) -> str:
                 [
                     device,
                     rates[precision],
-                    duration(found.training * found.total_tokens / (1e12 * rates[precision])),
+                    duration(
+                        found.training * found.total_tokens / (1e12 * rates[precision] * devices)
+                    ),
                 ]
                 for device, rates in DEVICES.items()
                 if precision in rates
