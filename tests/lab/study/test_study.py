@@ -740,7 +740,7 @@ def visible(_: int) -> str:
 
 
 def test_a_worker_sees_its_place_alone() -> None:
-    context = get_context("spawn")
+    context = get_context("fork")
     queue = context.SimpleQueue()
     for place in ("3", "4"):
         queue.put(place)
